@@ -16,7 +16,7 @@ import (
 	streamcopy "github.com/kvlane/kvlane/stream/copy"
 )
 
-// openStream opens a copy stream that the test closes.
+// openStream opens a copy stream and closes it when the test ends.
 func openStream(t *testing.T, dev device.Device, o streamcopy.Options) *streamcopy.Stream {
 	t.Helper()
 	s, err := streamcopy.Open(dev, o)
@@ -38,7 +38,7 @@ func wait(t *testing.T, ticket *stream.Ticket) error {
 	return ticket.Wait(ctx)
 }
 
-// scattered copies every second block of src to every second one of dst.
+// scattered returns a batch that copies every second block of src to the same place in dst.
 func scattered(dst, src *mem.Region, block int64) *mem.Batch {
 	b := new(mem.Batch)
 	for off := int64(0); off+block <= src.Len(); off += 2 * block {
@@ -48,8 +48,9 @@ func scattered(dst, src *mem.Region, block int64) *mem.Batch {
 	return b
 }
 
-// TestRequirement8Copies checks that streams copy between another process's memory and the device's
-// own on all paths, both ways, and that they copy host memory of another process like their own.
+// TestRequirement8Copies checks that streams copy between imported memory and the device's own
+// memory on all paths and in both directions, and that they copy imported host memory like local
+// host memory.
 func TestRequirement8Copies(t *testing.T) {
 	const n = 1 << 20
 	other, d, host := startExporter(t, filepath.Join(t.TempDir(), "s"), "x.sock", n)
@@ -80,21 +81,21 @@ func TestRequirement8Copies(t *testing.T) {
 			t.Errorf("host memory of the other process: %#x, %#x", b[0], b[4096])
 		}
 	}
-	// Only the importing device has access.
+	// Other devices have no access to the imported memory.
 	third := simDevice(t, sim.Options{})
 	must(t, third.EnablePeer(dev))
 	s := openStream(t, third, streamcopy.Options{})
 	mine, err := third.Alloc(n, device.AllocOptions{})
 	must(t, err)
 	if _, err := s.Submit(t.Context(), scattered(mine, i.Region(), 4096)); !errors.Is(err, errdefs.ErrInvalid) {
-		t.Errorf("another device reaches what was imported: %v", err)
+		t.Errorf("another device accesses imported memory: %v", err)
 	}
 	must(t, errors.Join(third.Free(mine), dev.Free(local), i.Close(), ih.Close()))
 	other.end()
 }
 
-// TestRequirement8GoodOnlyIfLive checks that a copy whose export ends before it is not reported as
-// successful, although its bytes have moved, and that the stream remains usable.
+// TestRequirement8GoodOnlyIfLive checks that a copy fails if its export ends before the copy does,
+// even if the bytes were copied. The stream stays usable.
 func TestRequirement8GoodOnlyIfLive(t *testing.T) {
 	for _, how := range []string{"withdraw", "kill"} {
 		t.Run(how, func(t *testing.T) {

@@ -10,16 +10,17 @@ import (
 	"github.com/kvlane/kvlane/device"
 )
 
-// GrantUnnamed answers the request of a process that s cannot identify, and returns the status.
+// GrantUnnamed answers the request of a process that s cannot identify, and returns the status as
+// an error.
 func (s *Server) GrantUnnamed(c *net.UnixConn) error {
 	_, why := s.grant(c, nil, 0)
 	return why.err()
 }
 
-// ReadPacket reads a packet, also the last one.
+// ReadPacket is readPacket, which also reads the last packet before the end of a connection.
 var ReadPacket = readPacket
 
-// Copies with a wait.
+// Functions that copy and wait.
 var (
 	Through = through
 	Moved   = moved

@@ -13,8 +13,8 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 )
 
-// FuzzDescriptor checks that an accepted descriptor is valid and equals its encoding, and that any
-// other is ErrInvalid.
+// FuzzDescriptor checks that an accepted descriptor is valid and encodes to the same text. Any
+// other input must return ErrInvalid.
 func FuzzDescriptor(f *testing.F) {
 	good := Descriptor{
 		Identity: Identity{1, 2, 3}, Type: device.HandlePosixFD, PID: 4, Socket: "/run/user/1000/kvlane/4-ab.sock", Device: "GPU-1", Bytes: 4 << 20, Offset: 100, Length: 200,
@@ -51,7 +51,7 @@ func FuzzDescriptor(f *testing.F) {
 	})
 }
 
-// FuzzRequest checks that an accepted request equals its encoding.
+// FuzzRequest checks that an accepted request encodes to the same bytes.
 func FuzzRequest(f *testing.F) {
 	f.Add(encodeRequest(Identity{1}, forMemory))
 	f.Add(encodeRequest(Identity{1}, forEnd))
@@ -68,7 +68,7 @@ func FuzzRequest(f *testing.F) {
 	})
 }
 
-// FuzzReply does the same for replies.
+// FuzzReply checks that an accepted reply encodes to the same bytes.
 func FuzzReply(f *testing.F) {
 	f.Add((&reply{status: statusOK, handle: device.Handle{Type: device.HandleFabric, Bytes: 5, Off: 1}, length: 4}).encode())
 	f.Add((&reply{status: statusWithdrawn}).encode())
@@ -94,7 +94,7 @@ func must(tb testing.TB, err error) {
 }
 
 // FuzzServe checks that any request, with or without a file descriptor, is granted or refused, and
-// leaves nothing.
+// leaves no resource open.
 func FuzzServe(f *testing.F) {
 	s, err := NewServer(Options{Dir: f.TempDir() + "/s"})
 	must(f, err)

@@ -21,10 +21,11 @@ import (
 	streamcopy "github.com/kvlane/kvlane/stream/copy"
 )
 
-// gpuShare is the feature whose tests need both types of handles that work without an IMEX channel.
+// gpuShare is the feature of tests that need both types of handles that work without an IMEX
+// channel.
 const gpuShare = "cuda-share"
 
-// gpuMemory is n bytes of a GPU for each type of handle that works.
+// gpuMemory returns n bytes of GPU memory for each type of handle that works.
 func gpuMemory(n int64, index string) (dev device.Sharer, all []sharedMemory, free func() error, err error) {
 	i, err := strconv.Atoi(index)
 	if err != nil {
@@ -62,12 +63,12 @@ func gpuMemory(n int64, index string) (dev device.Sharer, all []sharedMemory, fr
 	return dev, all, free, nil
 }
 
-// TestGPUProbe tests each type of handle on the first GPU with a second process and logs the
-// findings.
+// TestGPUProbe probes each type of handle on the first GPU with a second process, and logs the
+// results.
 func TestGPUProbe(t *testing.T) {
 	dev, ok := cudatest.Open(t).(device.Sharer)
 	if !ok {
-		t.Fatal("GPUs share no memory")
+		t.Fatal("the device does not implement device.Sharer")
 	}
 	peer := share.ProbeOptions{Peer: func(ctx context.Context) *exec.Cmd { return command(ctx, "probe-gpu") }}
 	found := append(share.Probe(t.Context(), dev, peer), share.ProbeHost(t.Context(), dev, peer))
@@ -90,11 +91,11 @@ func TestGPUProbe(t *testing.T) {
 	must(t, dev.Free(r))
 }
 
-// TestGPUImportsItsOwn shares one GPU's memory between two processes.
+// TestGPUImportsItsOwn shares memory of one GPU between two processes.
 func TestGPUImportsItsOwn(t *testing.T) { shareGPU(t, 0) }
 
-// TestGPUImportsAPeers copies, from a process on the first GPU, from and to memory that another one
-// exports on the second.
+// TestGPUImportsAPeers copies from a process on the first GPU to and from memory that another
+// process exports on the second.
 func TestGPUImportsAPeers(t *testing.T) {
 	if n := cudatest.Count(); n < 2 {
 		testkit.Skip(t, "cuda-peer", fmt.Sprintf("there are %d GPUs", n))
@@ -140,8 +141,8 @@ func shareGPU(t *testing.T, exporter int) {
 	must(t, dev.Free(local))
 }
 
-// copyBothWays copies from the memory of the other process, writes other bytes, also block by
-// block, and has that process check them.
+// copyBothWays copies from the memory of the other process, writes other bytes to it, also block by
+// block, and lets that process check them.
 func copyBothWays(t *testing.T, other *process, dev device.Device, s *streamcopy.Stream, local *mem.Region, i *share.Import, v byte) {
 	t.Helper()
 	other.do(fmt.Sprintf("fill %d", v))
@@ -163,7 +164,7 @@ func copyBothWays(t *testing.T, other *process, dev device.Device, s *streamcopy
 	must(t, fill(dev, i.Region(), v+50))
 	blocks := scattered(i.Region(), local, 4096)
 	carry(blocks)
-	for k := range blocks.Dst { // the other half
+	for k := range blocks.Dst { // the other blocks
 		blocks.Dst[k].Off += 4096
 		blocks.Src[k].Off += 4096
 	}
@@ -171,7 +172,7 @@ func copyBothWays(t *testing.T, other *process, dev device.Device, s *streamcopy
 	must(t, check(dev, i.Region(), v+100))
 }
 
-// BenchmarkGPUImport measures copies from another process's memory on the second GPU: 1 GiB at
+// BenchmarkGPUImport measures copies from memory of another process on the second GPU: 1 GiB at
 // once, and scattered blocks.
 func BenchmarkGPUImport(b *testing.B) {
 	dev := cudatest.Open(b)
@@ -181,7 +182,7 @@ func BenchmarkGPUImport(b *testing.B) {
 	const n = 1 << 30
 	all := start(b, "export", filepath.Join(b.TempDir(), "s"), "x.sock", strconv.Itoa(n), "1").descriptors()
 	if len(all) == 0 {
-		testkit.Skip(b, "cuda-peer", "there is nothing to import")
+		testkit.Skip(b, "cuda-peer", "the exporter exports nothing")
 	}
 	local, err := dev.Alloc(n, device.AllocOptions{})
 	must(b, err)

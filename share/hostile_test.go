@@ -20,7 +20,7 @@ import (
 	"github.com/kvlane/kvlane/share"
 )
 
-// rogue answers every request with b and files.
+// rogue starts an exporter that answers every request with the bytes b and the given files.
 func rogue(t *testing.T, b []byte, files ...int) share.Descriptor {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "r.sock")
@@ -46,7 +46,7 @@ func rogue(t *testing.T, b []byte, files ...int) share.Descriptor {
 	return share.Descriptor{Identity: share.Identity{1}, Type: device.HandleMemFD, PID: 1, Socket: path, Device: "sim-0", Bytes: 4096, Length: 4096}
 }
 
-// TestRequirement4RogueExporter checks that file descriptors of any reply are closed.
+// TestRequirement4RogueExporter checks that the file descriptors of any reply are closed.
 func TestRequirement4RogueExporter(t *testing.T) {
 	null, err := os.Open(os.DevNull)
 	must(t, err)
@@ -81,8 +81,8 @@ func repeat(v, n int) []int {
 	return all
 }
 
-// TestRequirement4UnsealedFile checks that a file that its exporter could truncate is not mapped:
-// access would fault.
+// TestRequirement4UnsealedFile checks that a file that its exporter could truncate is not mapped,
+// because an access after that would fault.
 func TestRequirement4UnsealedFile(t *testing.T) {
 	fd, err := unix.MemfdCreate("kvlane-test", unix.MFD_CLOEXEC)
 	must(t, err)
@@ -98,7 +98,7 @@ func TestRequirement4UnsealedFile(t *testing.T) {
 	must(t, unix.Close(fd))
 }
 
-// TestRequirement9TypedErrors checks the sentinels for missing exports and malformed data.
+// TestRequirement9TypedErrors checks the errors of missing exports and malformed descriptors.
 func TestRequirement9TypedErrors(t *testing.T) {
 	dev := simDevice(t, sim.Options{})
 	e, _ := exported(t, serve(t, share.Options{}), dev, 4096)
@@ -147,8 +147,8 @@ func TestRequirement9TypedErrors(t *testing.T) {
 	}
 }
 
-// TestImportEnds checks the time limit for an exporter's reply, and that an import that waited for
-// another one that gave up connects itself.
+// TestImportEnds checks the time limit of an exporter's reply. If an import waits for a concurrent
+// import that is canceled, it must connect itself.
 func TestImportEnds(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "silent.sock")
 	l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: path, Net: "unixpacket"})
@@ -175,9 +175,9 @@ func TestImportEnds(t *testing.T) {
 	must(t, in.Close())
 }
 
-// TestDefectAbandonedImportIsWaitedForForever checks that an importer whose context ends while the
-// exporter answers sends the end request: the exporter, which may have granted the import, would
-// wait for the death of the process.
+// TestDefectAbandonedImportIsWaitedForForever checks that an importer sends the end request if its
+// context ends before the reply. Otherwise an exporter that has granted the import would wait until
+// the process dies.
 func TestDefectAbandonedImportIsWaitedForForever(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "late.sock")
 	l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: path, Net: "unixpacket"})
@@ -201,7 +201,7 @@ func TestDefectAbandonedImportIsWaitedForForever(t *testing.T) {
 	cancel()
 	n, err := c.Read(b)
 	if err != nil || !bytes.Equal(b[:n], share.EncodeEnd(d.Identity)) {
-		t.Errorf("the exporter heard %q at the end: %v", b[:n], err)
+		t.Errorf("the exporter received %q at the end: %v", b[:n], err)
 	}
 	if err := <-imported; !errors.Is(err, context.Canceled) {
 		t.Errorf("the import: %v", err)

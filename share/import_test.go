@@ -23,8 +23,8 @@ import (
 	"github.com/kvlane/kvlane/share"
 )
 
-// TestRequirement4NothingIsLeftOpen checks that imports, also failed ones of every kind, leave no
-// file and no mapping.
+// TestRequirement4NothingIsLeftOpen checks that successful and failed imports of every kind leave
+// no file and no mapping.
 func TestRequirement4NothingIsLeftOpen(t *testing.T) {
 	n := 10_000
 	if testing.Short() || testkit.Race {
@@ -71,8 +71,8 @@ func TestRequirement4NothingIsLeftOpen(t *testing.T) {
 	must(t, errors.Join(eh.Close(t.Context()), h.Close()))
 }
 
-// TestRequirement5Unwinds checks that an import that fails at any step leaves nothing, and that the
-// next one succeeds. device/cuda tests each call of the driver.
+// TestRequirement5Unwinds checks that an import that fails at any step leaves no resource, and that
+// the next import succeeds. Package device/cuda tests each call of the driver.
 func TestRequirement5Unwinds(t *testing.T) {
 	exporter := simDevice(t, sim.Options{})
 	s := serve(t, share.Options{})
@@ -100,8 +100,8 @@ func TestRequirement5Unwinds(t *testing.T) {
 	must(t, errors.Join(eh.Close(t.Context()), h.Close()))
 }
 
-// TestRequirement6Exports checks that memory that cannot be exported is an error at once, that a
-// region keeps its offset in the allocation, and that its export is withdrawn separately.
+// TestRequirement6Exports checks that Export refuses memory that cannot be exported. A sub-region
+// keeps its offset in the allocation, and its export can be withdrawn separately.
 func TestRequirement6Exports(t *testing.T) {
 	dev, s := simDevice(t, sim.Options{}), serve(t, share.Options{})
 	plain, err := dev.Alloc(4096, device.AllocOptions{})
@@ -140,8 +140,8 @@ func TestRequirement6Exports(t *testing.T) {
 	must(t, errors.Join(some.Close(), all.Close()))
 }
 
-// TestRequirement7Identity checks that an exporter that was killed and restarted with the same
-// socket has other exports: earlier imports are lost, and old descriptors are not found.
+// TestRequirement7Identity kills an exporter and restarts it with the same socket. Earlier imports
+// must be lost, and old descriptors must not be found.
 func TestRequirement7Identity(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "s")
 	dev := simDevice(t, sim.Options{Index: 1})
@@ -156,7 +156,7 @@ func TestRequirement7Identity(t *testing.T) {
 	if d.Socket != d2.Socket || d.Identity == d2.Identity {
 		t.Fatalf("%+v and %+v", d, d2)
 	}
-	if err := i.Region().Origin().Check(); !errors.Is(err, errdefs.ErrLost) || !strings.Contains(err.Error(), "gone") {
+	if err := i.Region().Origin().Check(); !errors.Is(err, errdefs.ErrLost) || !strings.Contains(err.Error(), "the exporter was killed") {
 		t.Errorf("the exporter was killed: %v", err)
 	}
 	lost(t, i)
@@ -176,8 +176,8 @@ func TestRequirement7Identity(t *testing.T) {
 	second.end()
 }
 
-// TestRequirement7ForkedExporter checks that a child of the exporter with its connections does not
-// keep the export alive.
+// TestRequirement7ForkedExporter checks that a child process that inherits the exporter's
+// connections does not keep the export alive.
 func TestRequirement7ForkedExporter(t *testing.T) {
 	dev := simDevice(t, sim.Options{Index: 1})
 	other, d, _ := startExporter(t, filepath.Join(t.TempDir(), "s"), "x.sock", 4096)
@@ -198,8 +198,8 @@ func TestRequirement7ForkedExporter(t *testing.T) {
 	must(t, i.Close())
 }
 
-// TestRequirement7Cache checks that an export is mapped once for all concurrent imports, until the
-// last one is closed.
+// TestRequirement7Cache checks that concurrent imports of one export share one mapping until the
+// last import is closed.
 func TestRequirement7Cache(t *testing.T) {
 	s := serve(t, share.Options{})
 	e, _ := exported(t, s, simDevice(t, sim.Options{}), 4096)
@@ -243,8 +243,8 @@ func TestRequirement7Cache(t *testing.T) {
 	}
 }
 
-// TestKilledPeers kills exporters and importers in turn. The other side detects it, and nothing is
-// left.
+// TestKilledPeers kills exporters and importers alternately. The other side must detect it, and no
+// resource may be left.
 func TestKilledPeers(t *testing.T) {
 	n := 200
 	if testing.Short() || testkit.Race {

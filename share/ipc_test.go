@@ -15,8 +15,8 @@ import (
 	"github.com/kvlane/kvlane/share"
 )
 
-// ipc is a device whose memory has CUDA IPC handles: they do not keep memory alive that the
-// exporter frees.
+// ipc is a device whose memory has CUDA IPC handles. Such a handle does not keep memory alive that
+// the exporter frees.
 type ipc struct{ *sim.Device }
 
 func (ipc) HandleTypes() []device.HandleType { return []device.HandleType{device.HandleCUDAIPC} }
@@ -25,7 +25,7 @@ func (d ipc) ExportMemory(r *mem.Region, t device.HandleType) (device.Handle, er
 	return device.Handle{Type: t, Device: d.Info().UUID, FD: -1, Bytes: r.Len()}, nil
 }
 
-// exportedIPC returns an export of memory with such a handle, and a function that frees the memory.
+// exportedIPC returns an export of memory with an IPC handle, and a function that frees the memory.
 func exportedIPC(t *testing.T) (*share.Server, *share.Export, func()) {
 	t.Helper()
 	s := serve(t, share.Options{})
@@ -37,7 +37,7 @@ func exportedIPC(t *testing.T) (*share.Server, *share.Export, func()) {
 	return s, e, func() { must(t, dev.Free(r)) }
 }
 
-// ended is a context that has ended: Close returns at once if it would have to wait.
+// ended returns a canceled context, so that Close returns instead of waiting.
 func ended(t *testing.T) context.Context {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -45,11 +45,11 @@ func ended(t *testing.T) context.Context {
 	return ctx
 }
 
-// slowMapper maps memory with CUDA IPC handles. It unmaps when gate is closed.
+// slowMapper maps memory with CUDA IPC handles. It unmaps memory only after gate is closed.
 type slowMapper struct {
 	ipc
 	mapped  atomic.Pointer[mem.Region]
-	freeing chan struct{} // closed when unmapping begins
+	freeing chan struct{} // closed when unmapping starts
 	gate    chan struct{}
 }
 
@@ -67,7 +67,7 @@ func (m *slowMapper) Free(r *mem.Region) error {
 	return m.Device.Free(r)
 }
 
-// TestExporterFreesAfterImportersHaveUnmapped checks that a withdrawn export waits until importers
+// TestExporterFreesAfterImportersHaveUnmapped checks that Close of an export waits until importers
 // have unmapped its memory.
 func TestExporterFreesAfterImportersHaveUnmapped(t *testing.T) {
 	_, e, free := exportedIPC(t)
@@ -84,7 +84,7 @@ func TestExporterFreesAfterImportersHaveUnmapped(t *testing.T) {
 	case <-time.After(patience):
 		t.Fatal("the importer does not unmap memory that was withdrawn")
 	}
-	// A defect shows within this time on most machines.
+	// The defect shows within this time on most machines.
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
 	if err := e.Close(ctx); !errors.Is(err, errdefs.ErrBusy) {
@@ -97,7 +97,7 @@ func TestExporterFreesAfterImportersHaveUnmapped(t *testing.T) {
 	free()
 }
 
-// askFor requests the export from the server and returns the status and the connection.
+// askFor requests the export from the server, and returns the status and the connection.
 func askFor(t *testing.T, s *share.Server, e *share.Export) (status byte, c io.ReadWriteCloser) {
 	t.Helper()
 	conn := dialServer(t, s)
@@ -112,8 +112,8 @@ func askFor(t *testing.T, s *share.Server, e *share.Export) (status byte, c io.R
 	return b[6], conn
 }
 
-// TestNoImportAfterTheWithdrawal checks that a withdrawn export accepts no importers while it waits
-// for others.
+// TestNoImportAfterTheWithdrawal checks that a withdrawn export accepts no more importers while it
+// waits for others.
 func TestNoImportAfterTheWithdrawal(t *testing.T) {
 	s, e, free := exportedIPC(t)
 	status, first := askFor(t, s, e)
@@ -125,7 +125,7 @@ func TestNoImportAfterTheWithdrawal(t *testing.T) {
 	}
 	status, late := askFor(t, s, e)
 	if status == 1 {
-		t.Error("an importer was let in after the withdrawal")
+		t.Error("an importer was accepted after the withdrawal")
 	}
 	must(t, late.Close())
 	_, err := first.Write(share.EncodeEnd(e.Descriptor().Identity))

@@ -26,7 +26,7 @@ import (
 	"github.com/kvlane/kvlane/share"
 )
 
-// roleEnv gives a process of the test binary another role than testing.
+// roleEnv makes the test binary run in another role instead of running tests.
 const roleEnv = "KVLANE_SHARE_ROLE"
 
 // patience is the time that a test waits for an expected event.
@@ -63,14 +63,15 @@ func openSim(string) (device.Device, error) {
 	return sim.Open(sim.Options{Index: 1})
 }
 
-// sharedMemory is memory of an exporter, of one kind.
+// sharedMemory is one kind of memory of an exporter.
 type sharedMemory struct {
 	share.Source
 	region *mem.Region
 }
 
-// playExporter exports that many bytes of a simulated device and of the host, or of a GPU with each
-// type of handle if an index is given. It executes commands from standard input.
+// playExporter exports memory of a simulated device and host memory, of the given length. If an
+// index is given, it exports memory of that GPU with each type of handle. It executes commands from
+// standard input.
 func playExporter(args []string) (err error) {
 	if len(args) < 3 {
 		return errors.New("the arguments are a directory, a name, a length, and the index of a GPU")
@@ -129,7 +130,7 @@ func exporterMemory(n int64, gpu []string) (dev device.Sharer, all []sharedMemor
 	return dev, []sharedMemory{{dev, r}, {h, h.Region()}}, free, nil
 }
 
-// obey executes commands from standard input on the device's memory and prints the results.
+// obey executes commands from standard input on the device's memory, and prints the results.
 func obey(dev device.Device, all []sharedMemory, exports []*share.Export) error {
 	commands := bufio.NewScanner(os.Stdin)
 	for commands.Scan() {
@@ -157,8 +158,8 @@ func obey(dev device.Device, all []sharedMemory, exports []*share.Export) error 
 	return commands.Err()
 }
 
-// leaveChild starts a process with all of this one's sockets open, like a forked one, and writes
-// its number to a file.
+// leaveChild starts a child process that inherits all sockets of this process, and writes its
+// process id to a file.
 func leaveChild(file string) error {
 	cmd := exec.CommandContext(context.Background(), "sleep", "60")
 	open, err := os.ReadDir("/proc/self/fd")
@@ -185,7 +186,7 @@ func leaveChild(file string) error {
 	return os.WriteFile(file, []byte(strconv.Itoa(cmd.Process.Pid)), 0o600)
 }
 
-// playImporter imports the given memory, reports it, and waits until its input ends.
+// playImporter imports the given memory, reports it, and waits for the end of its input.
 func playImporter() error {
 	in := bufio.NewReader(os.Stdin)
 	line, err := in.ReadBytes('\n')
@@ -213,7 +214,7 @@ func playImporter() error {
 }
 
 // playHangUp requests the given memory and closes the connection without an end request, or with
-// one of another export if wrong is set. It waits until its input ends.
+// the end request of another export if wrong is set. It then waits for the end of its input.
 func playHangUp(wrong bool) error {
 	in := bufio.NewReader(os.Stdin)
 	line, err := in.ReadBytes('\n')
@@ -255,7 +256,7 @@ func pinnedCopy(dev device.Device, r *mem.Region, f func(p *mem.Region, move fun
 	})
 }
 
-// within calls f with a context that ends with patience.
+// within calls f with a context that ends after patience.
 func within(f func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
@@ -287,7 +288,7 @@ func check(dev device.Device, r *mem.Region, v byte) error {
 	})
 }
 
-// process is a process of the test binary in another role.
+// process is a child process of the test binary in another role.
 type process struct {
 	t   testing.TB
 	cmd *exec.Cmd
@@ -308,7 +309,7 @@ func start(tb testing.TB, role string, args ...string) *process {
 	return p
 }
 
-// prepare returns a process that the caller starts.
+// prepare returns a process that the caller must start.
 func prepare(tb testing.TB, cmd *exec.Cmd) *process {
 	tb.Helper()
 	p := &process{t: tb, cmd: cmd}
@@ -327,7 +328,8 @@ func prepare(tb testing.TB, cmd *exec.Cmd) *process {
 	return p
 }
 
-// startExporter returns an exporter and the descriptors of its device and host memory.
+// startExporter starts an exporter, and returns it with the descriptors of its device and host
+// memory.
 func startExporter(t *testing.T, dir, name string, n int64) (p *process, dev, host share.Descriptor) {
 	t.Helper()
 	p = start(t, "export", dir, name, strconv.FormatInt(n, 10))
@@ -338,7 +340,7 @@ func startExporter(t *testing.T, dir, name string, n int64) (p *process, dev, ho
 	return p, all[0], all[1]
 }
 
-// descriptors reads the first output of an exporter.
+// descriptors reads the descriptors that an exporter prints first.
 func (p *process) descriptors() (all []share.Descriptor) {
 	p.t.Helper()
 	for line := p.line(); line != ""; line = p.line() {
@@ -353,7 +355,7 @@ func (p *process) line() string {
 	p.t.Helper()
 	line, err := p.out.ReadString('\n')
 	if err != nil {
-		p.t.Fatalf("the other process said %q: %v", line, err)
+		p.t.Fatalf("the child process printed %q: %v", line, err)
 	}
 	return strings.TrimSpace(line)
 }
@@ -375,12 +377,12 @@ func (p *process) kill() {
 	_ = p.cmd.Wait()
 }
 
-// end ends the process normally.
+// end closes the input of the process, which must exit without an error.
 func (p *process) end() {
 	p.t.Helper()
 	must(p.t, p.in.Close())
 	if err := p.cmd.Wait(); err != nil {
-		p.t.Errorf("the other process: %v", err)
+		p.t.Errorf("the child process: %v", err)
 	}
 }
 
@@ -391,7 +393,7 @@ func must(tb testing.TB, err error) {
 	}
 }
 
-// simDevice opens a simulated device. The test closes it and checks that nothing is left.
+// simDevice opens a simulated device. Its Close must succeed when the test ends.
 func simDevice(tb testing.TB, o sim.Options) *sim.Device {
 	tb.Helper()
 	d, err := sim.Open(o)
@@ -404,7 +406,7 @@ func simDevice(tb testing.TB, o sim.Options) *sim.Device {
 	return d
 }
 
-// serve starts a server that the test closes.
+// serve starts a server and closes it when the test ends.
 func serve(tb testing.TB, o share.Options) *share.Server {
 	tb.Helper()
 	if o.Dir == "" {
@@ -433,7 +435,7 @@ func importer(tb testing.TB, dev device.Device) *share.Importer {
 	return in
 }
 
-// exported is device memory that s exports until the test ends.
+// exported returns device memory that s exports until the test ends.
 func exported(tb testing.TB, s *share.Server, dev *sim.Device, n int64) (*share.Export, *mem.Region) {
 	tb.Helper()
 	r, err := dev.Alloc(n, device.AllocOptions{Shareable: true})
@@ -455,17 +457,17 @@ func take(tb testing.TB, in *share.Importer, d share.Descriptor) *share.Import {
 	return i
 }
 
-// lost waits until i is lost.
+// lost waits until the import is reported as lost.
 func lost(tb testing.TB, i *share.Import) {
 	tb.Helper()
 	select {
 	case <-i.Lost():
 	case <-time.After(patience):
-		tb.Fatal("nobody told that the memory is lost")
+		tb.Fatal("the memory was not reported as lost")
 	}
 }
 
-// until waits for a condition.
+// until waits until ok returns true, and fails with what after patience.
 func until(tb testing.TB, what string, ok func() bool) {
 	tb.Helper()
 	for end := time.Now().Add(patience); !ok(); time.Sleep(time.Millisecond) {

@@ -19,7 +19,7 @@ import (
 	"github.com/kvlane/kvlane/share"
 )
 
-// peerDescriptors reports whether the kernel has descriptors of peer processes.
+// peerDescriptors reports whether the kernel supports pidfds of peer processes.
 func peerDescriptors(tb testing.TB) bool {
 	tb.Helper()
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
@@ -32,8 +32,8 @@ func peerDescriptors(tb testing.TB) bool {
 	return err == nil
 }
 
-// TestDefectImporterWithoutAName checks that a process that cannot be watched gets no device
-// memory, with the reason.
+// TestDefectImporterWithoutAName checks that the server refuses device memory to a process that it
+// cannot watch, with the reason.
 func TestDefectImporterWithoutAName(t *testing.T) {
 	s := serve(t, share.Options{})
 	e, _ := exported(t, s, simDevice(t, sim.Options{}), 4096)
@@ -48,11 +48,11 @@ func TestDefectImporterWithoutAName(t *testing.T) {
 	must(t, withdraw(e))
 }
 
-// TestDefectImporterOfAnotherNamespace checks that an exporter waits for the death of an importer
-// in another PID namespace, whose number it cannot know.
+// TestDefectImporterOfAnotherNamespace checks that an exporter detects the death of an importer in
+// another PID namespace, whose process id it cannot know.
 func TestDefectImporterOfAnotherNamespace(t *testing.T) {
 	if os.Geteuid() != 0 {
-		testkit.Skip(t, "root", "only root makes PID namespaces")
+		testkit.Skip(t, "root", "creating PID namespaces needs root")
 	}
 	p := prepare(t, command(context.Background(), "export", t.TempDir()+"/s", "a.sock", "4096"))
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID}

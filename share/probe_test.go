@@ -14,8 +14,8 @@ import (
 	"github.com/kvlane/kvlane/share"
 )
 
-// gpu is a simulated device with the handles of a GPU on a host without an IMEX channel: the calls
-// for fabric handles exist, and allocating memory for them is not permitted.
+// gpu is a simulated device with the handles of a GPU on a host without an IMEX channel. The calls
+// for fabric handles exist, but allocation of memory for them is not permitted.
 type gpu struct {
 	*sim.Device
 	types []device.HandleType
@@ -30,8 +30,8 @@ func (g gpu) Alloc(n int64, o device.AllocOptions) (*mem.Region, error) {
 	return g.Device.Alloc(n, o)
 }
 
-// TestRequirement1ProbeByDoing checks that each type is tested, that the best one that works is
-// chosen, and that the reasons of failures are kept.
+// TestRequirement1ProbeByDoing checks that Probe tries each type, that the best working type is
+// chosen, and that the reasons of failures are returned.
 func TestRequirement1ProbeByDoing(t *testing.T) {
 	dev := gpu{simDevice(t, sim.Options{}), []device.HandleType{device.HandleFabric, device.HandlePosixFD, device.HandleCUDAIPC, device.HandleMemFD}}
 	for name, peer := range map[string]func(context.Context) *exec.Cmd{
@@ -44,7 +44,7 @@ func TestRequirement1ProbeByDoing(t *testing.T) {
 		if err := found[0].Err; !errors.Is(err, errdefs.ErrNotSupported) || !strings.Contains(err.Error(), "CUDA_ERROR_NOT_PERMITTED (800)") {
 			t.Errorf("%s: fabric: %v", name, err)
 		}
-		// Without a second process the test of cuda-ipc is inconclusive.
+		// Without a second process the result for cuda-ipc is inconclusive.
 		if err := found[2].Err; err == nil || errors.Is(err, errdefs.ErrNotSupported) != (peer != nil) {
 			t.Errorf("%s: cuda-ipc: %v", name, err)
 		}
@@ -72,6 +72,6 @@ func TestRequirement1ProbeByDoing(t *testing.T) {
 	}
 	silent := share.ProbeOptions{Peer: func(ctx context.Context) *exec.Cmd { return exec.CommandContext(ctx, "true") }}
 	if f := share.Probe(t.Context(), dev, silent)[3]; f.Err == nil || errors.Is(f.Err, errdefs.ErrNotSupported) {
-		t.Errorf("a second process that says nothing: %v", f.Err)
+		t.Errorf("a second process that prints nothing: %v", f.Err)
 	}
 }

@@ -27,8 +27,8 @@ func mode(t *testing.T, path string) fs.FileMode {
 	return st.Mode().Perm()
 }
 
-// TestRequirement2Socket checks that the socket is accessible to this user only, that other users
-// are refused, and that the socket of a dead exporter is replaced.
+// TestRequirement2Socket checks that only this user can access the socket and that the socket of a
+// dead exporter is replaced.
 func TestRequirement2Socket(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "new")
 	s := serve(t, share.Options{Dir: dir, Name: "a.sock"})
@@ -87,7 +87,7 @@ func TestRequirement2Users(t *testing.T) {
 	closed := serve(t, share.Options{Allow: stranger})
 	e, _ := exported(t, closed, dev, 4096)
 	if _, err := importer(t, dev).Import(t.Context(), e.Descriptor()); !errors.Is(err, fs.ErrPermission) {
-		t.Fatalf("a user who is not allowed imports: %v", err)
+		t.Fatalf("a user that is not allowed imports: %v", err)
 	}
 	until(t, "the refusal is not counted", func() bool { return closed.Stats().Denied == 1 })
 
@@ -95,7 +95,7 @@ func TestRequirement2Users(t *testing.T) {
 	in, err := share.NewImporter(dev, share.ImportOptions{Allow: stranger})
 	must(t, err)
 	if _, err := in.Import(t.Context(), e.Descriptor()); !errors.Is(err, fs.ErrPermission) {
-		t.Errorf("an exporter who is not allowed is believed: %v", err)
+		t.Errorf("an exporter that is not allowed is accepted: %v", err)
 	}
 	must(t, in.Close())
 }
@@ -109,8 +109,8 @@ func dialServer(t *testing.T, s *share.Server) *net.UnixConn {
 	return c
 }
 
-// TestRequirement2Malformed checks that malformed messages are refused and counted, that files in
-// them are closed, and that a silent connection does not delay others.
+// TestRequirement2Malformed checks that malformed messages are refused and counted, and that files
+// in them are closed. A silent connection must not delay others.
 func TestRequirement2Malformed(t *testing.T) {
 	s := serve(t, share.Options{RequestTimeout: patience})
 	dev := simDevice(t, sim.Options{})
@@ -120,7 +120,7 @@ func TestRequirement2Malformed(t *testing.T) {
 	for i := range silent {
 		silent[i] = dialServer(t, s)
 	}
-	until(t, "nobody is there", func() bool { return s.Stats().Importers == len(silent) })
+	until(t, "no importer is connected", func() bool { return s.Stats().Importers == len(silent) })
 	good := share.EncodeRequest(e.Descriptor().Identity)
 	var want int64
 	for name, b := range map[string][]byte{
@@ -154,15 +154,15 @@ func TestRequirement2Malformed(t *testing.T) {
 	until(t, "files are left open", func() bool { return descriptors(t) <= before })
 }
 
-// TestRequirement2Bounds checks the limit on connections and the time limit for a request.
+// TestRequirement2Bounds checks the limit on connections and the time limit of a request.
 func TestRequirement2Bounds(t *testing.T) {
 	s := serve(t, share.Options{MaxImporters: 1, RequestTimeout: 300 * time.Millisecond})
 	dev := simDevice(t, sim.Options{})
 	e, _ := exported(t, s, dev, 4096)
 	dialServer(t, s)
-	until(t, "nobody is there", func() bool { return s.Stats().Importers == 1 })
+	until(t, "no importer is connected", func() bool { return s.Stats().Importers == 1 })
 	in := importer(t, dev)
-	until(t, "the silent one is not let go", func() bool {
+	until(t, "the silent connection stays", func() bool {
 		i, err := in.Import(t.Context(), e.Descriptor())
 		if err == nil {
 			must(t, i.Close())
@@ -174,7 +174,7 @@ func TestRequirement2Bounds(t *testing.T) {
 }
 
 // TestDefectTheEndIsToldBeforeTheLastPacket checks that the last packet is read even if its sender
-// closed with unread packets, or at the moment of the read.
+// closed with unread packets, or closes during the read.
 func TestDefectTheEndIsToldBeforeTheLastPacket(t *testing.T) {
 	near, far, err := share.Ends()
 	must(t, err)
@@ -209,13 +209,13 @@ func TestDefectTheEndIsToldBeforeTheLastPacket(t *testing.T) {
 	}
 	for _, last := range []error{io.EOF, unix.ECONNRESET, os.ErrDeadlineExceeded} {
 		if _, err := share.ReadPacket(func() (int, error) { return 0, last }); !errors.Is(err, last) {
-			t.Errorf("of %v is said %v", last, err)
+			t.Errorf("error %v is described as %v", last, err)
 		}
 	}
 }
 
-// TestRequirement3Lifecycle checks that a server starts once and stops once, and that it notifies
-// its importers.
+// TestRequirement3Lifecycle checks that a server can be started once and stopped once, and that it
+// notifies its importers of the end.
 func TestRequirement3Lifecycle(t *testing.T) {
 	dev := simDevice(t, sim.Options{})
 	r, err := dev.Alloc(4096, device.AllocOptions{Shareable: true})
@@ -247,7 +247,7 @@ func TestRequirement3Lifecycle(t *testing.T) {
 	}
 	closing.Wait()
 	if err := i.Region().Origin().Check(); !errors.Is(err, errdefs.ErrLost) || !strings.Contains(err.Error(), "stopped") {
-		t.Errorf("the importer hears %v", err)
+		t.Errorf("the importer gets %v", err)
 	}
 	lost(t, i)
 	must(t, errors.Join(i.Close(), i.Close(), withdraw(e), withdraw(e), within(s.Close), dev.Free(r)))

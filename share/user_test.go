@@ -19,10 +19,10 @@ import (
 	"github.com/kvlane/kvlane/share"
 )
 
-// nobody is another user than the test's.
+// nobody is the user id of an unprivileged user.
 const nobody = 65534
 
-// playStranger imports the given memory from an exporter of root and prints the result.
+// playStranger imports memory from an exporter of root, and prints the result.
 func playStranger() error {
 	line, err := bufio.NewReader(os.Stdin).ReadBytes('\n')
 	if err != nil {
@@ -51,7 +51,7 @@ func playStranger() error {
 	return errors.Join(err, in.Close(), dev.Close())
 }
 
-// asNobody imports d in a process of another user and returns its output.
+// asNobody imports d in a process of an unprivileged user, and returns its output.
 func asNobody(t *testing.T, d share.Descriptor) string {
 	t.Helper()
 	self, err := os.Open("/proc/self/exe")
@@ -77,11 +77,11 @@ func asNobody(t *testing.T, d share.Descriptor) string {
 	return strings.TrimSpace(string(out))
 }
 
-// TestRequirement2ASecondUser checks that a process of another user cannot reach the socket, and is
-// refused by its credentials if the directories permit access.
+// TestRequirement2ASecondUser checks that a process of another user cannot reach the socket. If the
+// directories permit access, it is refused by its credentials.
 func TestRequirement2ASecondUser(t *testing.T) {
 	if os.Geteuid() != 0 {
-		testkit.Skip(t, "root", "only root starts processes of other users")
+		testkit.Skip(t, "root", "starting processes of other users needs root")
 	}
 	above, err := os.MkdirTemp("", "kvlane-users") //nolint:usetesting // other users have no access to the test's own directory
 	must(t, err)

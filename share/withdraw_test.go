@@ -21,8 +21,8 @@ import (
 	streamcopy "github.com/kvlane/kvlane/stream/copy"
 )
 
-// holds checks that withdrawing e ends with its context, with the number of a process that may
-// still write.
+// holds checks that withdrawing e ends with its context, and that the error contains the id of the
+// process that may still write.
 func holds(t *testing.T, e *share.Export, pid int) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
@@ -32,12 +32,12 @@ func holds(t *testing.T, e *share.Export, pid int) {
 		t.Fatalf("withdraw while process %d may still write: %v", pid, err)
 	}
 	if want := "process " + strconv.Itoa(pid) + " may still touch"; !strings.Contains(err.Error(), want) {
-		t.Errorf("%q does not say %q", err, want)
+		t.Errorf("%q does not contain %q", err, want)
 	}
 }
 
 // TestDefectWithdrawnMemoryIsWrittenLater checks that Close of an export waits for the copies of
-// importers: reused memory would get their bytes. Later copies do not begin.
+// importers, because they could overwrite reused memory. Later copies must not start.
 func TestDefectWithdrawnMemoryIsWrittenLater(t *testing.T) {
 	const n = 64 << 10
 	exporter := simDevice(t, sim.Options{})
@@ -75,8 +75,8 @@ func TestDefectWithdrawnMemoryIsWrittenLater(t *testing.T) {
 }
 
 // TestWithdrawalOfWhoDies checks that a dead importer counts as finished, whether it dies before or
-// during the withdrawal. One that closes its connection without an end request counts only when its
-// process has ended.
+// during the withdrawal. An importer that closes its connection without an end request counts only
+// after its process has ended.
 func TestWithdrawalOfWhoDies(t *testing.T) {
 	s := serve(t, share.Options{})
 	dev := simDevice(t, sim.Options{})

@@ -18,8 +18,8 @@ import (
 
 const cachePages = 6
 
-// cacheMemory says where a KV cache of testConfig's model lies in memory from addr on: plane after plane, or page after page with
-// all planes in each and a gap behind them.
+// cacheMemory describes a KV cache of testConfig's model at addr. The planes follow each other; if
+// interleaved, each page holds all planes and is followed by a gap.
 func cacheMemory(c kvlane.Config, addr mem.DevAddr, interleaved bool) kvlane.CacheMemory {
 	n := c.Model.PlaneBytes()
 	planes := c.Model.Layers * c.Model.PlanesPerLayer()
@@ -34,7 +34,7 @@ func cacheMemory(c kvlane.Config, addr mem.DevAddr, interleaved bool) kvlane.Cac
 	return m
 }
 
-// inHeads cuts each plane in two, one behind the other: a layer has twice as many then, with pages half as long.
+// inHeads splits each plane into two adjacent ones, with pages of half the length.
 func inHeads(m kvlane.CacheMemory) kvlane.CacheMemory {
 	out := kvlane.CacheMemory{Pages: m.Pages, PageBytes: m.PageBytes / 2}
 	for _, a := range m.Planes {
@@ -43,7 +43,8 @@ func inHeads(m kvlane.CacheMemory) kvlane.CacheMemory {
 	return out
 }
 
-// What was dumped from one page is loaded into another, however the planes lie, whole and layer by layer.
+// A block that is dumped from one page can be loaded into another, for each layout of the planes,
+// whole and layer by layer.
 func TestCacheCarriesBlocksHoweverPlanesLie(t *testing.T) {
 	for name, interleaved := range map[string]bool{"planes": false, "interleaved": true, "heads": false} {
 		t.Run(name, func(t *testing.T) {
@@ -59,7 +60,7 @@ func TestCacheCarriesBlocksHoweverPlanesLie(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			// page returns the bytes of page i in all, plane by plane.
+			// page returns the bytes of page i, plane by plane.
 			page := func(all []byte, i int64) []byte {
 				var b []byte
 				for _, a := range m.Planes {
@@ -104,7 +105,7 @@ func TestCacheCarriesBlocksHoweverPlanesLie(t *testing.T) {
 			after := dev.read(t)
 			for i, from := range []int64{4, 1, 2, 3, 4, 4} {
 				if !bytes.Equal(page(after, int64(i)), page(before, from)) {
-					t.Errorf("page %d does not hold what page %d did", i, from)
+					t.Errorf("page %d differs from page %d before the dump", i, from)
 				}
 			}
 			if err := cache.Close(t.Context()); err != nil {
@@ -114,7 +115,7 @@ func TestCacheCarriesBlocksHoweverPlanesLie(t *testing.T) {
 	}
 }
 
-// mirror is a KV cache on the device, and memory of the host that it is copied from and to.
+// mirror is a KV cache on the device with a copy in host memory.
 type mirror struct {
 	e        *kvlane.Engine
 	kv, host *mem.Region
@@ -158,14 +159,15 @@ func (m *mirror) copy(t *testing.T, dst, src *mem.Region) {
 	}
 }
 
-// read returns what the device holds now.
+// read returns a copy of the device memory.
 func (m *mirror) read(t *testing.T) []byte {
 	t.Helper()
 	m.copy(t, m.host, m.kv)
 	return bytes.Clone(m.host.Bytes())
 }
 
-// TestDefectCacheClosesUnderATransfer: the memory of a cache is not free while a dump may read it.
+// TestDefectCacheClosesUnderATransfer checks that a cache cannot be closed while a dump may read
+// its memory.
 func TestDefectCacheClosesUnderATransfer(t *testing.T) {
 	c := testConfig(t)
 	e, other := openEngine(t, c), openEngine(t, testConfig(t))
@@ -180,7 +182,7 @@ func TestDefectCacheClosesUnderATransfer(t *testing.T) {
 	if _, err := e.Load(t.Context(), nil, nil, refs, kvlane.LoadOptions{}); !errors.Is(err, errdefs.ErrInvalid) {
 		t.Errorf("load without a cache: %v", err)
 	}
-	for range 200 { // tasks that have ended are not kept, nor in the way
+	for range 200 { // ended tasks are not retained and do not block Close
 		if load, err := e.Load(t.Context(), nil, cache, refs, kvlane.LoadOptions{}); err != nil || !errors.Is(load.Wait(t.Context()), errdefs.ErrNotFound) {
 			t.Fatal(err)
 		}
@@ -204,7 +206,7 @@ func TestDefectCacheClosesUnderATransfer(t *testing.T) {
 	}
 }
 
-// Everything that is wrong with what is said of a cache is reported at once.
+// RegisterCache reports all faults of a description together.
 func TestCacheMemoryIsChecked(t *testing.T) {
 	c := testConfig(t)
 	e := openEngine(t, c)
@@ -237,13 +239,13 @@ func TestCacheMemoryIsChecked(t *testing.T) {
 		}
 		for _, part := range tt.want {
 			if !strings.Contains(err.Error(), part) {
-				t.Errorf("%s: %q does not say %q", name, err, part)
+				t.Errorf("%s: %q does not contain %q", name, err, part)
 			}
 		}
 	}
 }
 
-// A page's length follows from the geometry where it is left out.
+// If PageBytes is omitted, it follows from the geometry.
 func TestCacheMemoryWithoutPageBytes(t *testing.T) {
 	c := testConfig(t)
 	e := openEngine(t, c)
@@ -260,7 +262,8 @@ func TestCacheMemoryWithoutPageBytes(t *testing.T) {
 	}
 }
 
-// Dump, Load, LeasePrefix, Lookup and Prefetch refuse the zero key: it was never set, and all blocks with it would be one.
+// Dump, Load, LeasePrefix, Lookup and Prefetch refuse the zero key: it was never set, and all
+// blocks with it would be equal.
 func TestZeroKeysAreRefused(t *testing.T) {
 	c := testConfig(t)
 	e := openEngine(t, c)

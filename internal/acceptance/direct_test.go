@@ -24,7 +24,7 @@ import (
 	streamfile "github.com/kvlane/kvlane/stream/file"
 )
 
-// directConfig returns an engine's configuration for blocks of whole leaves in a tier of files.
+// directConfig returns the configuration of an engine with blocks of whole leaves in file tiers.
 func directConfig(t *testing.T, pipeline string) kvlane.Config {
 	t.Helper()
 	c := testConfig(t)
@@ -40,11 +40,12 @@ func directConfig(t *testing.T, pipeline string) kvlane.Config {
 	if !strings.Contains(pipeline, "file") {
 		c.Store.Dirs = nil
 	}
-	c.Device.Sim.Storage = sim.StorageModel{Aligned: true} // with GPU Direct Storage
+	c.Device.Sim.Storage = sim.StorageModel{Aligned: true} // with GPUDirect Storage
 	return c
 }
 
-// The trace replays exactly with every value of the setting, over every tier of files, whole and by layers.
+// A replay is exact with every value of the Direct setting, over every list of file tiers, whole
+// and layerwise.
 func TestReplayIsExactWithDirectStorage(t *testing.T) {
 	limit := 24
 	if testing.Short() || testkit.Race {
@@ -60,7 +61,7 @@ func TestReplayIsExactWithDirectStorage(t *testing.T) {
 					if direct == kvlane.DirectAlways {
 						c.Device.Sim.Storage.Compat = "asked for"
 					}
-					if strings.HasPrefix(pipeline, "cache") { // the second engine finds all blocks in files, none in its cache
+					if strings.HasPrefix(pipeline, "cache") { // the second engine finds all blocks in files and none in its cache
 						first := openEngine(t, c)
 						replayExactly(t, first, c, limit, layerwise)
 						if err := first.Close(t.Context()); err != nil {
@@ -91,7 +92,8 @@ func TestReplayIsExactWithDirectStorage(t *testing.T) {
 	}
 }
 
-// replayExactly replays the start of the trace and fails the test if a byte is wrong, a load fails or nothing is found.
+// replayExactly replays the start of the trace. It fails the test if a byte is wrong, a load fails
+// or no block is found.
 func replayExactly(t *testing.T, e *kvlane.Engine, c kvlane.Config, limit int, layerwise bool) {
 	t.Helper()
 	rep, err := replay.Run(t.Context(), replay.Config{
@@ -106,12 +108,13 @@ func replayExactly(t *testing.T, e *kvlane.Engine, c kvlane.Config, limit int, l
 	}
 }
 
-// Where direct storage cannot be used, require fails, and other values go through pinned memory. Both say why.
+// If direct storage is not available, "require" fails and other values use pinned memory. Both
+// report the reason.
 func TestDirectStorageThatCannotBeUsed(t *testing.T) {
 	for _, c := range []struct {
 		name   string
 		change func(c *kvlane.Config)
-		always bool // it can be used by always
+		always bool // DirectAlways can use it
 		why    string
 	}{
 		{"compatibility mode", func(c *kvlane.Config) { c.Device.Sim.Storage.Compat = "no module" }, true, "no module"},
@@ -152,8 +155,8 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// storeDirectProfile measures files in dir for a simulated device with that access to files, and stores a profile in which cuFile
-// reads at ratio times the rate of pinned memory.
+// storeDirectProfile measures files in dir on a simulated device with the given storage model, and
+// stores a profile. In the profile cuFile reads at ratio times the rate of pinned memory.
 func storeDirectProfile(t *testing.T, dir string, model sim.StorageModel, ratio float64) (profiles string) {
 	t.Helper()
 	profiles = t.TempDir()
@@ -187,14 +190,15 @@ func storeDirectProfile(t *testing.T, dir string, model sim.StorageModel, ratio 
 	return profiles
 }
 
-// The value auto follows a stored measurement, and otherwise uses GPU Direct Storage only. It loads the library in no other case.
+// "auto" follows a stored measurement. Without one it uses GPUDirect Storage only. In all other
+// cases it does not load the library.
 func TestDirectStorageFollowsMeasurements(t *testing.T) {
 	compat, gds := sim.StorageModel{Aligned: true, Compat: "no module"}, sim.StorageModel{Aligned: true}
 	missing := sim.StorageModel{Compat: "no module", Missing: true}
 	for _, c := range []struct {
 		name  string
 		model sim.StorageModel
-		ratio float64 // of the stored profile; zero: none is stored
+		ratio float64 // ratio in the stored profile; 0: no profile
 		on    bool
 		why   string
 	}{
@@ -212,7 +216,7 @@ func TestDirectStorageFollowsMeasurements(t *testing.T) {
 			cfg.Store.Direct, cfg.Device.Sim.Storage, cfg.Stream.ProfileDir = kvlane.DirectAuto, c.model, t.TempDir()
 			if c.ratio > 0 {
 				model := c.model
-				model.Missing = false // when it was measured
+				model.Missing = false // for the measurement
 				cfg.Stream.ProfileDir = storeDirectProfile(t, t.TempDir(), model, c.ratio)
 			}
 			e := openEngine(t, cfg)
@@ -233,7 +237,7 @@ func TestDirectStorageFollowsMeasurements(t *testing.T) {
 	}
 }
 
-// A profile that cannot be read is reported, and does not count.
+// A profile that cannot be read is reported and ignored.
 func TestDamagedMeasurementOfDirectStorage(t *testing.T) {
 	cfg := directConfig(t, "file")
 	cfg.Store.Direct = kvlane.DirectAuto

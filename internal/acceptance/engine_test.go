@@ -31,7 +31,7 @@ func testConfig(t *testing.T) kvlane.Config {
 	}
 }
 
-// softUnderAuto is the provider of configurations in tests that have NICs in software, also under auto.
+// softUnderAuto is a provider value for tests that allow software NICs even under auto.
 const softUnderAuto gdr.Provider = "soft under auto"
 
 func openConfig(t *testing.T, c kvlane.Config) (*kvlane.Engine, error) {
@@ -75,7 +75,7 @@ func TestDirectoryOfAnotherIdentityIsRefused(t *testing.T) {
 	}
 }
 
-// dumpOneBlock stores a block by an engine that is closed at the end of the test.
+// dumpOneBlock stores a block with an engine that is closed when the test ends.
 func dumpOneBlock(t *testing.T, c kvlane.Config) {
 	t.Helper()
 	e := openEngine(t, c)
@@ -98,7 +98,8 @@ func dumpOneBlock(t *testing.T, c kvlane.Config) {
 	}
 }
 
-// Another identity has a folder of its own below the same directory. What it has there counts for the bound, and a note names it.
+// Engines of different identities have separate folders below the same directory. The blocks of
+// other folders count for the shared bound, and a note names those folders.
 func TestIdentitiesShareADirectory(t *testing.T) {
 	c := testConfig(t)
 	parent := c.Store.Dirs[0]
@@ -114,7 +115,7 @@ func TestIdentitiesShareADirectory(t *testing.T) {
 	}
 }
 
-// What is called of a closed engine fails with ErrClosed, whether memory is registered with NICs or not.
+// Calls of a closed engine return ErrClosed, with and without NICs.
 func TestClosedEngineRefusesCalls(t *testing.T) {
 	c := testConfig(t)
 	c.Device.Driver = kvlane.Host
@@ -148,7 +149,7 @@ func TestClosedEngineRefusesCalls(t *testing.T) {
 	}
 }
 
-// Who has more to do at once than the configuration allows waits for its turn.
+// Calls beyond the configured number of tasks wait.
 func TestTasksAreBounded(t *testing.T) {
 	c := testConfig(t)
 	c.Store.Tasks = 1
@@ -158,7 +159,7 @@ func TestTasksAreBounded(t *testing.T) {
 		t.Fatal(err)
 	}
 	refs := []kvlane.Ref{{Key: e.Key([]byte("a")), Page: 0}}
-	dump, err := e.Dump(t.Context(), cache, refs, kvlane.DumpOptions{Layerwise: true}) // runs until it is cancelled
+	dump, err := e.Dump(t.Context(), cache, refs, kvlane.DumpOptions{Layerwise: true}) // runs until it is canceled
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -17,7 +17,8 @@ import (
 
 const hybridPages = 12
 
-// hybridConfig is a model of six layers: full attention, a sliding window with half the heads, and Mamba's state, two layers each.
+// hybridConfig returns the configuration of a model of six layers: two with full attention, two
+// with a sliding window and half the heads, and two with Mamba state.
 func hybridConfig(t *testing.T) kvlane.Config {
 	t.Helper()
 	attention := block.Geometry{Model: "test", KVHeads: 2, HeadSize: 16, DType: "bfloat16", BlockTokens: 16, TPSize: 1}
@@ -35,10 +36,11 @@ func hybridConfig(t *testing.T) kvlane.Config {
 	}
 }
 
-// hybridMemory has all groups in the same memory, as engines have it whose pages are numbered by one pool: the groups' n-th layers lie
-// in the same place, in pages as long as the longest.
+// hybridMemory puts all groups into the same memory, as engines with a single pool of page numbers
+// do. Layer n of each group starts at the same address, and pages have the stride of the longest
+// group.
 func hybridMemory(c *kvlane.Config, addr mem.DevAddr) []kvlane.CacheMemory {
-	const stride = 2048 // of a page: a layer's K and V, or its state
+	const stride = 2048 // bytes of a page: keys and values of a layer, or its state
 	var all []kvlane.CacheMemory
 	for _, g := range c.Groups {
 		n := g.Geometry.PlaneBytes()
@@ -72,8 +74,9 @@ func groupKey(t *testing.T, e *kvlane.Engine, group int, hash string) kvlane.Key
 	return key
 }
 
-// One dump stores blocks of all page groups, and one load brings them to other pages: from the cache, and from files by an engine that
-// is opened later; whole and layer by layer.
+// One dump stores blocks of all page groups, and one load copies them to other pages. The blocks
+// come from the cache, and from files in an engine that is opened later. Both work whole and layer
+// by layer.
 func TestPageGroupsShareMemoryAndTasks(t *testing.T) {
 	c := hybridConfig(t)
 	w := &hybridWorld{c: &c}
@@ -88,7 +91,7 @@ func TestPageGroupsShareMemoryAndTasks(t *testing.T) {
 	})
 }
 
-// hybridWorld is an engine of page groups with two blocks in each.
+// hybridWorld is an engine of page groups with two blocks in each group.
 type hybridWorld struct {
 	c      *kvlane.Config
 	e      *kvlane.Engine
@@ -96,7 +99,7 @@ type hybridWorld struct {
 	memory []kvlane.CacheMemory
 	cache  *kvlane.Cache
 	keys   []kvlane.Key // two of each group
-	dumped [][]byte     // what the blocks of keys hold
+	dumped [][]byte     // contents of the blocks
 }
 
 func (w *hybridWorld) open(t *testing.T) {
@@ -119,7 +122,7 @@ func (w *hybridWorld) open(t *testing.T) {
 	})
 }
 
-// page returns what page of the group of w.keys[i] holds.
+// page returns the content of a page of the group of w.keys[i].
 func (w *hybridWorld) page(all []byte, i int, page uint32) []byte {
 	return hybridPage(all, w.dev.kv.Dev(), &w.memory[i/2], page)
 }
@@ -179,7 +182,8 @@ func (w *hybridWorld) load(t *testing.T) {
 	}
 }
 
-// A page that two groups name in one load, in memory that they share, would hold a mixture of two blocks.
+// Two groups may share memory. A load that names the same page for both would mix two blocks, so it
+// is refused.
 func TestDefectPageOfTwoGroups(t *testing.T) {
 	c := hybridConfig(t)
 	e := openEngine(t, c)
@@ -197,7 +201,8 @@ func TestDefectPageOfTwoGroups(t *testing.T) {
 	}
 }
 
-// The same tokens have another block in each group: one that is stored is no hit for another's key, and a key of no group is refused.
+// The same tokens have a different key in each group. A stored block is no hit for the key of
+// another group, and a key of no group is refused.
 func TestDefectKeyOfAnotherGroupHits(t *testing.T) {
 	c := hybridConfig(t)
 	e := openEngine(t, c)
@@ -224,7 +229,7 @@ func TestDefectKeyOfAnotherGroupHits(t *testing.T) {
 		}
 	}
 	refs := []kvlane.Ref{{Key: e.Identity().Key([]byte("a")), Page: 3}}
-	refs[0].Key[31] ^= 1 // a key that no group's tag is part of
+	refs[0].Key[31] ^= 1 // the key has the tag of no group
 	if _, err := e.Load(t.Context(), nil, cache, refs, kvlane.LoadOptions{}); !errors.Is(err, errdefs.ErrInvalid) {
 		t.Errorf("load of a key of no group: %v", err)
 	}
@@ -272,7 +277,7 @@ func TestGroupsAreChecked(t *testing.T) {
 		}
 		for _, part := range tt.want {
 			if !strings.Contains(err.Error(), part) {
-				t.Errorf("%s: %q does not say %q", name, err, part)
+				t.Errorf("%s: %q does not contain %q", name, err, part)
 			}
 		}
 	}
@@ -291,7 +296,7 @@ func TestGroupsAreChecked(t *testing.T) {
 	}
 }
 
-// A directory is for one set of groups, in whatever order.
+// A directory belongs to one set of groups, in any order.
 func TestDirectoryIsOfOneSetOfGroups(t *testing.T) {
 	c := hybridConfig(t)
 	if err := openEngine(t, c).Close(t.Context()); err != nil {
@@ -330,7 +335,7 @@ func TestDirectoryIsOfOneSetOfGroups(t *testing.T) {
 		}
 		for _, part := range tt.want {
 			if !strings.Contains(err.Error(), part) {
-				t.Errorf("%s: %q does not say %q", name, err, part)
+				t.Errorf("%s: %q does not contain %q", name, err, part)
 			}
 		}
 	}

@@ -23,21 +23,22 @@ import (
 	"github.com/kvlane/kvlane/transfer"
 )
 
-// prefillEnv has a process of the test binary be the one that computes and hands over.
+// prefillEnv makes the test binary run as the prefill process.
 const prefillEnv = "KVLANE_TEST_PREFILL"
 
-// side is a process's engine, with a KV cache that others can import.
+// side is the engine of one process with a KV cache that other processes can import.
 type side struct {
 	model    block.Geometry
 	pages    int
 	engine   *kvlane.Engine
-	kv, host *mem.Region // all planes, one after the other; a layer of them, pinned
+	kv, host *mem.Region // all planes, one after another; pinned memory for one layer
 	cache    *kvlane.Cache
 	stream   stream.EventStream
 	transfer *kvlane.Transfer
 }
 
-// openSide opens a small model on the simulated device, and on a GPU 1 GiB of the KV of Llama 3.1 8B.
+// openSide opens an engine: a small model on the simulated device, or 1 GiB of the KV of Llama 3.1
+// 8B on a GPU.
 func openSide(ctx context.Context, driver kvlane.Driver, sockets string) (s *side, err error) {
 	s = &side{pages: 64, model: block.Geometry{Model: "test", Layers: 6, KVHeads: 2, HeadSize: 64, DType: "bfloat16", BlockTokens: 16, TPSize: 1}}
 	if driver == kvlane.CUDA {
@@ -77,12 +78,12 @@ func (s *side) close(ctx context.Context) error {
 
 func (s *side) planeBytes() int64 { return int64(s.pages) * s.model.PlaneBytes() }
 
-// layer is where a layer's planes are.
+// layer returns the memory of a layer's planes.
 func (s *side) layer(k int) mem.Extent {
 	return mem.Extent{Region: s.kv, Off: int64(k) * s.host.Len(), Len: s.host.Len()}
 }
 
-// kvPage writes what a request has in a page of a plane of a layer.
+// kvPage fills b with the content of a page of a request.
 func kvPage(b []byte, request uint64, layer, plane, page int) {
 	seed := request<<56 | uint64(layer)<<44 | uint64(plane)<<40 | uint64(page)<<20
 	for i := range len(b) / 8 {
@@ -90,7 +91,8 @@ func kvPage(b []byte, request uint64, layer, plane, page int) {
 	}
 }
 
-// pairs are n pages of a request, and where they go: in another order, and none to its own number.
+// pairs returns n pages of a request with different destinations. Source and destination numbers
+// differ in most pairs.
 func (s *side) pairs(n int) (all []kvlane.PagePair) {
 	for i := range n {
 		all = append(all, kvlane.PagePair{Local: uint32(i), Remote: uint32((5*i + 3) % s.pages)})
@@ -98,7 +100,7 @@ func (s *side) pairs(n int) (all []kvlane.PagePair) {
 	return all
 }
 
-// compute writes a request's KV of a layer, and returns what that is done with.
+// compute writes the KV of a layer of a request. The ticket is done when the layer is written.
 func (s *side) compute(ctx context.Context, request uint64, k int) (*stream.Ticket, error) {
 	b := s.host.Bytes()
 	n := int(s.model.PlaneBytes())
@@ -108,7 +110,7 @@ func (s *side) compute(ctx context.Context, request uint64, k int) (*stream.Tick
 	return s.stream.Submit(ctx, &mem.Batch{Dst: []mem.Extent{s.layer(k)}, Src: []mem.Extent{mem.All(s.host)}})
 }
 
-// check wants the n pages of a request in all layers, and others zero.
+// check checks n pages of a request in all layers, and that all other pages are zero.
 func (s *side) check(ctx context.Context, request uint64, n int) error {
 	size := int(s.model.PlaneBytes())
 	want := make([]byte, s.host.Len())
@@ -134,22 +136,23 @@ func (s *side) check(ctx context.Context, request uint64, n int) error {
 	return nil
 }
 
-// handoverResult is the sending process's result of a request.
+// handoverResult is the prefill process's result of a request.
 type handoverResult struct {
 	Err      string
-	Bytes    int64 // of the request
+	Bytes    int64 // bytes of the request
 	Duration time.Duration
-	Paths    map[string]int64 // bytes of all so far
+	Paths    map[string]int64 // bytes of all requests so far, by path
 	Notes    []string
 }
 
-// never is work that does not end.
+// never is a dependency that is never done.
 type never struct{}
 
 func (never) Done() <-chan struct{} { return nil }
 func (never) Err() error            { return nil }
 
-// playPrefill hands requests over to the segment that it is told, one for each line of its input: what is to become of it.
+// playPrefill runs the prefill process. It hands requests over to the segment. Each line of its
+// input starts a request and gives its kind.
 func playPrefill(driver kvlane.Driver, segment, sockets string) (err error) {
 	ctx, cancel := context.WithTimeout(context.Background(), 4*hostPatience)
 	defer cancel()
@@ -179,8 +182,9 @@ func playPrefill(driver kvlane.Driver, segment, sockets string) (err error) {
 	return in.Err()
 }
 
-// prefill hands a request over: half of the pages, each layer behind what computes it, or all pages of layers that are there. One that
-// fails has half of its layers, and one that hangs gets no further than those.
+// prefill hands a request over. "computing" sends half of the pages, each layer after the work that
+// computes it; other kinds send all pages of computed layers. "fails" and "hangs" send only half of
+// the layers.
 func (s *side) prefill(ctx context.Context, to *kvlane.Receiver, number uint64, what string) (result handoverResult, err error) {
 	pairs, layers := s.pairs(s.pages), s.model.Layers
 	switch what {
@@ -206,7 +210,7 @@ func (s *side) prefill(ctx context.Context, to *kvlane.Receiver, number uint64, 
 	if err != nil {
 		return result, err
 	}
-	var before *stream.Ticket // which reads what the next layer is computed into
+	var before *stream.Ticket // reads the memory that the next layer is computed into
 	for k := range layers {
 		var after []mem.Dependency
 		if what == "computing" {
@@ -233,7 +237,7 @@ func (s *side) prefill(ctx context.Context, to *kvlane.Receiver, number uint64, 
 	return result, err
 }
 
-// prefiller is the process that hands over.
+// prefiller controls the prefill process.
 type prefiller struct {
 	t   *testing.T
 	cmd *exec.Cmd
@@ -278,15 +282,16 @@ func (p *prefiller) kill() {
 func (p *prefiller) result() (s handoverResult) {
 	p.t.Helper()
 	if err := p.in.Decode(&s); err != nil {
-		p.t.Fatalf("the process that hands over said nothing: %v", err)
+		p.t.Fatalf("the prefill process printed nothing: %v", err)
 	}
 	return s
 }
 
-// TestHandoverBetweenProcesses: the KV of requests goes from one process's pages to another's, layer by layer, by imported memory.
+// TestHandoverBetweenProcesses hands the KV of requests over from one process to another, layer by
+// layer, through imported memory.
 func TestHandoverBetweenProcesses(t *testing.T) { handoverBetween(t, kvlane.Sim) }
 
-// TestGPUHandover is the same with both processes on one GPU, and says how fast it was.
+// TestGPUHandover does the same with both processes on one GPU, and logs the rate.
 func TestGPUHandover(t *testing.T) {
 	cudatest.Open(t)
 	handoverBetween(t, kvlane.CUDA)
@@ -323,7 +328,7 @@ func handoverBetween(t *testing.T, driver kvlane.Driver) {
 		sum += result.Bytes
 		for path, n := range result.Paths {
 			if want := map[string]int64{transfer.PathNVLink.String(): sum}[path]; n != want {
-				t.Errorf("request %d: %d bytes went by %s, want %d", i, n, path, want)
+				t.Errorf("request %d: %d bytes used path %s, want %d", i, n, path, want)
 			}
 		}
 		pages := s.pages
@@ -340,10 +345,10 @@ func handoverBetween(t *testing.T, driver kvlane.Driver) {
 	if err := s.transfer.Close(ctx); err != nil {
 		t.Fatal(err)
 	}
-	s.clear(ctx, t) // the pages are the receiver's again
+	s.clear(ctx, t) // the receiver may reuse the pages
 	time.Sleep(hostGlance)
 	if err := s.check(ctx, 0, 0); err != nil {
-		t.Errorf("who was dead has written: %v", err)
+		t.Errorf("a killed process has written: %v", err)
 	}
 }
 
@@ -359,7 +364,7 @@ func (s *side) clear(ctx context.Context, t *testing.T) {
 	}
 }
 
-// wantEvents checks the events of every layer of a request, and of its end.
+// wantEvents checks the events of every layer of a request and of its end.
 func (s *side) wantEvents(ctx context.Context, t *testing.T, what string) {
 	t.Helper()
 	seen := make(map[int]bool)
@@ -378,8 +383,8 @@ func (s *side) wantEvents(ctx context.Context, t *testing.T, what string) {
 	}
 }
 
-// wantFailures checks that a failed request is reported as failed, and that a request whose sender was killed is never reported as
-// complete.
+// wantFailures checks that a failed request is reported as failed, and that a request whose sender
+// was killed is never reported as complete.
 func (s *side) wantFailures(ctx context.Context, t *testing.T, other *prefiller) {
 	t.Helper()
 	other.do("fails")
@@ -394,7 +399,7 @@ func (s *side) wantFailures(ctx context.Context, t *testing.T, other *prefiller)
 		}
 	}
 	if result := other.result(); result.Err == "" {
-		t.Error("a request without half of its layers went well")
+		t.Error("a request without half of its layers succeeded")
 	}
 	other.do("hangs")
 	e, err := s.transfer.Receive(ctx)

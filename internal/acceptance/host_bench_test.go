@@ -12,8 +12,8 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// BenchmarkHostLoad loads 64 blocks of 256 KiB, verified, from the cache into memory of the process, and makes one plain copy of as many
-// bytes. What it reports are medians.
+// BenchmarkHostLoad loads 64 verified blocks of 256 KiB from the cache into host memory, and copies
+// the same number of bytes with one plain copy. It reports medians.
 func BenchmarkHostLoad(b *testing.B) {
 	const blocks = 64
 	g := block.Geometry{Model: "bench", Layers: 32, KVHeads: 1, HeadSize: 128, DType: "bfloat16", BlockTokens: 16, TPSize: 1}
@@ -57,7 +57,7 @@ func BenchmarkHostLoad(b *testing.B) {
 		b.Fatal(err)
 	}
 	var loads, copies []time.Duration
-	for b.Loop() { // by turns, so that both meet the same machine
+	for b.Loop() { // alternate, so that other load affects both equally
 		begun := time.Now()
 		copy(kv[:total], kv[total:])
 		copied := time.Now()

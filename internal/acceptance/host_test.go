@@ -16,7 +16,8 @@ import (
 	streamcopy "github.com/kvlane/kvlane/stream/copy"
 )
 
-// ordinary returns a KV cache of c's model in memory of the process that no device knows, full of bytes that tell their place.
+// ordinary returns a KV cache of c's model in host memory that no device has registered. Each byte
+// depends on its place.
 func ordinary(t *testing.T, c kvlane.Config) ([]byte, kvlane.CacheMemory) {
 	t.Helper()
 	b, err := hostmem.Alloc(int64(c.Model.Layers*c.Model.PlanesPerLayer()) * cachePages * c.Model.PlaneBytes())
@@ -34,7 +35,7 @@ func ordinary(t *testing.T, c kvlane.Config) ([]byte, kvlane.CacheMemory) {
 	return b, cacheMemory(c, mem.DevAddr(hostmem.Addr(b)), false)
 }
 
-// A KV cache in pinned memory is dumped and loaded on a device that simulates a GPU, as it is on a GPU.
+// A KV cache in pinned memory can be dumped and loaded on the simulated GPU, as on a real one.
 func TestCacheInPinnedMemory(t *testing.T) {
 	c := testConfig(t)
 	e := openEngine(t, c)
@@ -86,7 +87,8 @@ func TestCacheInPinnedMemory(t *testing.T) {
 	}
 }
 
-// A KV cache that the host program has allocated is named by its address. What one engine dumps from it, the next one loads.
+// The host device accesses a KV cache that the host program allocated, by its address. Blocks that
+// one engine dumps can be loaded by the next engine.
 func TestHostDeviceCarriesBlocksOfOrdinaryMemory(t *testing.T) {
 	c := testConfig(t)
 	c.Device.Driver = kvlane.Host
@@ -143,7 +145,7 @@ func TestHostDeviceCarriesBlocksOfOrdinaryMemory(t *testing.T) {
 				copy(want, before[p*plane+from*int(m.PageBytes):])
 			}
 			if off := p*plane + to*int(m.PageBytes); !bytes.Equal(b[off:off+int(m.PageBytes)], want) {
-				t.Errorf("plane %d: page %d does not hold what page %d did", p, to, from)
+				t.Errorf("plane %d: page %d differs from page %d before the dump", p, to, from)
 			}
 		}
 	}
@@ -152,7 +154,7 @@ func TestHostDeviceCarriesBlocksOfOrdinaryMemory(t *testing.T) {
 	}
 }
 
-// Nothing is measured on a device whose copies are the CPU's, and they have one path.
+// The host device copies with the CPU on a single path, so it needs no measurement.
 func TestHostDeviceChoosesNothing(t *testing.T) {
 	c := testConfig(t)
 	c.Device.Driver, c.Stream.ProfileDir = kvlane.Host, t.TempDir()

@@ -22,7 +22,7 @@ const hostGlance = 20 * time.Millisecond
 
 var hostPatience = testkit.Patience()
 
-// hostWorld is an engine whose KV cache a program uses by streams of its own.
+// hostWorld is an engine with a KV cache that a host program uses on its own streams.
 type hostWorld struct {
 	t      *testing.T
 	e      *kvlane.Engine
@@ -30,8 +30,8 @@ type hostWorld struct {
 	mirror *mirror
 	memory kvlane.CacheMemory
 	cache  *kvlane.Cache
-	word   *mem.Region // that streams are held with
-	out    *mem.Region // pages as a stream has read them
+	word   *mem.Region // the streams wait until it is set
+	out    *mem.Region // pages as the streams have read them
 }
 
 func newHostWorld(t *testing.T, change func(*kvlane.Config)) *hostWorld {
@@ -58,7 +58,7 @@ func newHostWorld(t *testing.T, change func(*kvlane.Config)) *hostWorld {
 	return w
 }
 
-// onCUDA configures the CUDA device. Without a GPU it skips the test.
+// onCUDA returns a function that configures the CUDA device. Without a GPU it skips the test.
 func onCUDA(t *testing.T) func(*kvlane.Config) {
 	t.Helper()
 	if _, err := cuda.Load(); errors.Is(err, errdefs.ErrNotSupported) {
@@ -83,7 +83,7 @@ func (w *hostWorld) ctx() context.Context {
 	return ctx
 }
 
-// program is a stream of the host program, played by a queue.
+// program is a stream of the host program, implemented by a queue.
 type program struct {
 	w     *hostWorld
 	queue device.Queue
@@ -101,7 +101,7 @@ func (w *hostWorld) program() *program {
 	return p
 }
 
-// adopt adopts the queue as a stream of the host program, in the engine and directly in the device.
+// adopt adopts the queue as a host stream in the engine and in the device.
 func (p *program) adopt() {
 	p.w.t.Helper()
 	q, ok := p.queue.(interface{ Handle() uintptr })
@@ -124,7 +124,7 @@ func (w *hostWorld) adopter() device.StreamAdopter {
 	return a
 }
 
-// block delays the work that the program enqueues from now on until open.
+// block delays all work that the program enqueues after it until open is called.
 func (p *program) block() {
 	p.w.t.Helper()
 	p.w.must(p.raw.WaitValue(mem.Extent{Region: p.w.word, Len: 8}, 1))
@@ -133,7 +133,8 @@ func (p *program) block() {
 func (w *hostWorld) open() { hostmem.StoreUint64(w.word.Bytes(), 1) }
 func (w *hostWorld) shut() { hostmem.StoreUint64(w.word.Bytes(), 0) }
 
-// parts returns where a layer of a page is, plane by plane, in memory like the KV cache.
+// parts returns the extents of a layer of a page, plane by plane, in memory r with the layout of
+// the KV cache.
 func (w *hostWorld) parts(r *mem.Region, page, layer int) []mem.Extent {
 	perLayer := len(w.memory.Planes) / w.layers
 	var parts []mem.Extent
@@ -143,7 +144,7 @@ func (w *hostWorld) parts(r *mem.Region, page, layer int) []mem.Extent {
 	return parts
 }
 
-// compute has the program write a layer of a page.
+// compute enqueues a write of a layer of a page.
 func (p *program) compute(page, layer int, v byte) {
 	p.w.t.Helper()
 	for _, e := range p.w.parts(p.w.mirror.kv, page, layer) {
@@ -151,7 +152,7 @@ func (p *program) compute(page, layer int, v byte) {
 	}
 }
 
-// read has the program read a layer of a page.
+// read enqueues a read of a layer of a page.
 func (p *program) read(page, layer int) {
 	p.w.t.Helper()
 	to := p.w.parts(p.w.out, page, layer)
@@ -160,7 +161,7 @@ func (p *program) read(page, layer int) {
 	}
 }
 
-// point returns an event behind what the program has enqueued so far.
+// point returns an event after all work enqueued so far.
 func (p *program) point() device.Event {
 	p.w.t.Helper()
 	e, err := p.queue.Record()
@@ -168,14 +169,14 @@ func (p *program) point() device.Event {
 	return e
 }
 
-// passed waits until the program has come to e.
+// passed waits for event e.
 func (w *hostWorld) passed(e device.Event) {
 	w.t.Helper()
 	defer e.Close()
 	w.must(e.Wait(w.ctx()))
 }
 
-// waits looks whether the program comes to e, which it must not.
+// waits checks that event e does not occur yet.
 func (w *hostWorld) waits(what string, e device.Event) {
 	w.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), hostGlance)
@@ -200,24 +201,24 @@ func (w *hostWorld) refs(name string, page uint32) []kvlane.Ref {
 	return []kvlane.Ref{{Key: w.e.Key([]byte(name)), Page: page}}
 }
 
-// filling reports whether a dump of that name holds slots of the cache.
+// filling reports whether the dump named name holds slots of the cache.
 func (w *hostWorld) filling(name string) bool {
 	hits, err := w.e.Lookup(w.ctx(), []kvlane.Key{w.refs(name, 0)[0].Key})
 	w.must(err)
 	return hits[0].State == tier.Filling
 }
 
-// untilFilling waits until a dump of that name holds slots of the cache.
+// untilFilling waits until the dump named name holds slots of the cache.
 func (w *hostWorld) untilFilling(name string) {
 	w.t.Helper()
 	for deadline := time.Now().Add(hostPatience); !w.filling(name); time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
-			w.t.Fatal("the dump takes no slot")
+			w.t.Fatal("the dump acquires no slot")
 		}
 	}
 }
 
-// dump starts a dump of a page, by layers or whole, that comes after what the program has computed.
+// dump starts a dump of a page, layerwise or whole, that depends on the program's work.
 func (w *hostWorld) dump(p *program, name string, page uint32, layerwise bool) *kvlane.DumpTask {
 	w.t.Helper()
 	o := kvlane.DumpOptions{Layerwise: layerwise}
@@ -241,7 +242,7 @@ func (w *hostWorld) dump(p *program, name string, page uint32, layerwise bool) *
 	return task
 }
 
-// load loads a page, after that work, and has the program wait for each layer and read it.
+// load loads a page after the given dependencies. The program waits for each layer and reads it.
 func (w *hostWorld) load(p *program, name string, page uint32, layerwise bool, after ...mem.Dependency) (task *kvlane.LoadTask, read []device.Event) {
 	w.t.Helper()
 	task, err := w.e.Load(w.ctx(), nil, w.cache, w.refs(name, page), kvlane.LoadOptions{Layerwise: layerwise, Awaited: true, After: after})

@@ -14,7 +14,8 @@ import (
 	"github.com/kvlane/kvlane/stream"
 )
 
-// dumpAfterWork dumps what a slow program is still to compute, and has another stream of the program read it from another page.
+// dumpAfterWork dumps pages that a blocked stream will compute later. Another stream of the program
+// then reads the block from another page.
 func dumpAfterWork(t *testing.T, change func(*kvlane.Config), onDevice bool) {
 	w := newHostWorld(t, change)
 	p, reader := w.program(), w.program()
@@ -22,7 +23,7 @@ func dumpAfterWork(t *testing.T, change func(*kvlane.Config), onDevice bool) {
 		name := string(rune('a' + i))
 		w.shut()
 		p.block()
-		for range 3 { // of no use to anybody
+		for range 3 { // with no effect
 			if _, err := p.st.Recorded(); err != nil {
 				t.Fatal(err)
 			}
@@ -49,7 +50,7 @@ func dumpAfterWork(t *testing.T, change func(*kvlane.Config), onDevice bool) {
 	}
 }
 
-// ended returns a context that allows no waiting.
+// ended returns a canceled context.
 func ended() context.Context {
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
@@ -65,7 +66,8 @@ func TestDumpComesAfterRecordedWork(t *testing.T) {
 	t.Run("planned", func(t *testing.T) { dumpAfterWork(t, nil, true) })
 }
 
-// loadAfterWork loads to a page that a slow program is still to write to, while another stream of the program waits for the layers.
+// loadAfterWork loads a page that a blocked stream will still write. Another stream of the program
+// waits for the layers.
 func loadAfterWork(t *testing.T, change func(*kvlane.Config)) {
 	w := newHostWorld(t, change)
 	p, reader := w.program(), w.program()
@@ -94,7 +96,8 @@ func TestLoadComesAfterRecordedWorkCUDA(t *testing.T) { loadAfterWork(t, onCUDA(
 
 func TestDumpComesAfterRecordedWorkCUDA(t *testing.T) { dumpAfterWork(t, onCUDA(t), true) }
 
-// halfway starts a layerwise dump that nobody has submitted a layer of, and a load of its block that a stream waits for.
+// halfway starts a layerwise dump without submitting a layer, and a load of its block that a stream
+// waits for.
 func halfway(w *hostWorld, p *program, layerwise bool) (dump *kvlane.DumpTask, load *kvlane.LoadTask, read []device.Event) {
 	w.t.Helper()
 	for layer := range w.layers {
@@ -103,7 +106,7 @@ func halfway(w *hostWorld, p *program, layerwise bool) (dump *kvlane.DumpTask, l
 	w.passed(p.point())
 	dump, err := w.e.Dump(w.ctx(), w.cache, w.refs("a", 1), kvlane.DumpOptions{Layerwise: true})
 	w.must(err)
-	w.untilFilling("a") // else the load finds nothing
+	w.untilFilling("a") // otherwise the load is a miss
 	load, read = w.load(p, "a", 2, layerwise)
 	w.waits("nothing has come", read[0])
 	return dump, load, read
@@ -131,7 +134,8 @@ func streamWaitsForLoad(t *testing.T, change func(*kvlane.Config)) {
 func TestStreamWaitsForLoad(t *testing.T)     { streamWaitsForLoad(t, nil) }
 func TestStreamWaitsForLoadCUDA(t *testing.T) { streamWaitsForLoad(t, onCUDA(t)) }
 
-// Whatever becomes of a load, the program's streams go on, and its results say what they have read.
+// If a load fails, is canceled or the store is closed, the streams that wait for it continue, and
+// the load's result reports that.
 func TestStreamGoesOnWhateverBecomesOfTheLoad(t *testing.T) {
 	for name, end := range map[string]struct {
 		by   func(w *hostWorld, dump *kvlane.DumpTask, load *kvlane.LoadTask) error
@@ -154,14 +158,14 @@ func TestStreamGoesOnWhateverBecomesOfTheLoad(t *testing.T) {
 			}
 			dump.Cancel()
 			if n := w.e.Store().Stats().LoadsExpired; n != 0 {
-				t.Errorf("%s: %d loads are said to have expired", name, n)
+				t.Errorf("%s: %d loads are counted as expired", name, n)
 			}
 		}
 	}
 }
 
-// A stream that waited for too long went on with what was on the pages then: all blocks of the load fail, though they come in the end, and
-// so do layers that are asked for.
+// A stream waits for a load only for a limited time and then reads the pages as they are. All
+// blocks of that load must fail, even if they arrive later, and so must later waits for its layers.
 func TestStreamThatDidNotWaitForTheLoadIsReported(t *testing.T) {
 	w := newHostWorld(t, func(c *kvlane.Config) { c.Store.WaitMax = 300 * time.Millisecond })
 	p, reader := w.program(), w.program()
@@ -176,7 +180,7 @@ func TestStreamThatDidNotWaitForTheLoadIsReported(t *testing.T) {
 			w.passed(e)
 		}
 		if n := w.e.Store().Stats().LoadsExpired; n != int64(i+1) {
-			t.Errorf("layerwise %v: the stream went on, and %d loads have expired", layerwise, n)
+			t.Errorf("layerwise %v: the stream continued, and %d loads have expired", layerwise, n)
 		}
 		w.open()
 		if err := load.Wait(w.ctx()); !errors.Is(err, errdefs.ErrExpired) {
@@ -190,7 +194,7 @@ func TestStreamThatDidNotWaitForTheLoadIsReported(t *testing.T) {
 	}
 }
 
-// The engine closes in an order that ends what streams wait for, and keeps the words until no stream can look at them.
+// Close of the engine ends the waits of streams before it frees the words that they read.
 func TestEngineClosesWhileStreamsWait(t *testing.T) {
 	c := testConfig(t)
 	c.HostStreams = true
@@ -211,23 +215,23 @@ func TestEngineClosesWhileStreamsWait(t *testing.T) {
 	p := &program{w: w, queue: q}
 	p.adopt()
 	st := p.st
-	p.block() // it has much to do before it comes to its wait
+	p.block() // delays the stream's wait
 	_, err = st.Recorded()
 	w.must(err)
-	// The dump keeps the block from being there.
+	// The dump is not complete, so the load does not find the block.
 	_, err = e.Dump(w.ctx(), w.cache, w.refs("a", 1), kvlane.DumpOptions{Layerwise: true})
 	w.must(err)
 	load, err := e.Load(w.ctx(), nil, w.cache, w.refs("a", 2), kvlane.LoadOptions{Awaited: true})
 	w.must(err)
 	w.must(st.WaitLoad(load))
 	point := p.point()
-	ctx, cancel := context.WithTimeout(t.Context(), 150*hostGlance) // in which the tasks end
+	ctx, cancel := context.WithTimeout(t.Context(), 150*hostGlance) // the tasks end within this time
 	defer cancel()
 	if err := e.Close(ctx); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("closing while a stream will still look at a word: %v", err)
 	}
 	if err := load.Wait(ended()); err == nil {
-		t.Error("the load went well")
+		t.Error("the load succeeded")
 	}
 	_, errAdopt := e.AdoptStream(0)
 	_, errRecord := st.Recorded()
@@ -245,7 +249,8 @@ func TestEngineClosesWhileStreamsWait(t *testing.T) {
 	w.must(e.Close(w.ctx()))
 }
 
-// withParked parks streams and then loads and dumps, while another stream of the program waits for every layer.
+// withParked makes streams wait, then loads and dumps, while another stream of the program waits
+// for every layer.
 func withParked(t *testing.T, change func(*kvlane.Config), most int) {
 	w := newHostWorld(t, change)
 	p := w.program()
@@ -284,7 +289,7 @@ func withParked(t *testing.T, change func(*kvlane.Config), most int) {
 	}
 }
 
-// parked configures a simulated device that holds up who allocates while streams wait.
+// parked configures a simulated device on which allocations block while streams wait.
 func parked(more func(*kvlane.Config)) func(*kvlane.Config) {
 	return func(c *kvlane.Config) {
 		c.Device.Sim = sim.Options{WaitsHoldAllocation: true}
@@ -309,7 +314,8 @@ func TestLoadsWithParkedStreamsCUDA(t *testing.T) {
 	}
 }
 
-// All paths have their queues when the engine is open: each stream of the store has its own and that of the staged path.
+// Open creates the queues of all paths, so that no path allocates later. Each of the two streams of
+// the store has its own queue and one of the staged path.
 func TestHostStreamsGetAllAhead(t *testing.T) {
 	before := leak.Live()["queues"]
 	c := testConfig(t)

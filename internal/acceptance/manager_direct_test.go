@@ -14,8 +14,8 @@ import (
 	"github.com/kvlane/kvlane/store/manager"
 )
 
-// TestManagerOfDirectWorkers has two workers, of which one often cannot read directly. After every
-// job the index is that of their pools.
+// TestManagerOfDirectWorkers runs two workers, of which one often fails to read directly. After
+// every job the manager's index must agree with the workers' pools.
 func TestManagerOfDirectWorkers(t *testing.T) {
 	const universe, capacity, steps = 12, 6, 120
 	var ranks []kvlane.Config
@@ -91,7 +91,7 @@ func TestManagerOfDirectWorkers(t *testing.T) {
 		if err := j.End(); err != nil {
 			t.Fatal(err)
 		}
-		if j, err = m.Store(nil); err != nil { // the next job, with the blocks that workers drop
+		if j, err = m.Store(nil); err != nil { // the next job also contains the blocks that workers drop
 			t.Fatal(err)
 		}
 		states, err := m.Lookup(t.Context(), all)

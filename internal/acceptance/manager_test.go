@@ -17,7 +17,7 @@ import (
 	"github.com/kvlane/kvlane/store/manager"
 )
 
-// A worker does what jobs say, with an engine of its own.
+// worker executes the manager's jobs with its own engine.
 type worker struct {
 	e     *kvlane.Engine
 	cache *kvlane.Cache
@@ -76,7 +76,7 @@ func (w *worker) store(t *testing.T, j *kvlane.Job) {
 	}
 }
 
-// load returns the places of the blocks that could not be loaded.
+// load executes a load job, and returns the indices of the blocks that failed.
 func (w *worker) load(t *testing.T, j *kvlane.Job) (failed []int) {
 	t.Helper()
 	w.drop(t, j)
@@ -105,8 +105,8 @@ func blocks(hashes ...string) []kvlane.Block {
 	return out
 }
 
-// TestManagerOfTwoRanks has two workers with half of the heads each, in pools and files, and one index of what both have: through eviction, a
-// restart of all of them, and a file of one worker that is damaged.
+// TestManagerOfTwoRanks runs two workers, each with half of the heads, its own pool and its own
+// files. One index covers both, through eviction, a restart and a damaged file of one worker.
 func TestManagerOfTwoRanks(t *testing.T) {
 	var ranks []kvlane.Config
 	for r := range 2 {
@@ -150,7 +150,7 @@ func TestManagerOfTwoRanks(t *testing.T) {
 		for _, w := range workers {
 			w.store(t, more)
 			if hits, err := w.e.Lookup(t.Context(), w.keys(more.Evicted)); err != nil || hits[0].Tier != "file" {
-				t.Errorf("what was evicted is in %q, %v", hits[0].Tier, err)
+				t.Errorf("evicted blocks are in %q, %v", hits[0].Tier, err)
 			}
 		}
 		if err := more.End(); err != nil {
@@ -158,7 +158,7 @@ func TestManagerOfTwoRanks(t *testing.T) {
 		}
 		states, err := m.Lookup(t.Context(), names)
 		if err != nil || slices.Contains(states, manager.Absent) {
-			t.Errorf("what was evicted is in files: %v, %v", states, err)
+			t.Errorf("evicted blocks are in files: %v, %v", states, err)
 		}
 	})
 	t.Run("found after a restart, and damaged", func(t *testing.T) {
@@ -256,7 +256,7 @@ func TestManagerRefuses(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var all []kvlane.Block // as many as a worker has slots for, of which one is not the manager's
+	var all []kvlane.Block // as many as a worker has slots; one of them is not in the manager's index
 	for n := range 16 {
 		all = append(all, kvlane.Block{Hash: fmt.Sprint(n)})
 	}

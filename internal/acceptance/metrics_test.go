@@ -84,7 +84,7 @@ func TestManagerServesMetrics(t *testing.T) {
 	}
 }
 
-// A taken address is an error, before anything else is opened.
+// Open fails on an address that is in use, before it opens anything else.
 func TestMetricsAddressIsTaken(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

@@ -36,7 +36,7 @@ func flushesLoads(t *testing.T, c kvlane.Config) {
 	}
 }
 
-// Dumps wait for what the engine names, although NICs do not: nothing is read before.
+// A dump over NICs waits for its dependencies on the host and reads nothing before they are done.
 func TestNICsDumpWaits(t *testing.T) { dumpWaits(t, softConfig(t)) }
 
 func dumpWaits(t *testing.T, c kvlane.Config) {
@@ -50,7 +50,7 @@ func dumpWaits(t *testing.T, c kvlane.Config) {
 	}
 	time.Sleep(20 * time.Millisecond)
 	if n := w.e.NICStats()[0].Requests; n != before {
-		t.Errorf("%d requests before what the dump waits for", n-before)
+		t.Errorf("%d requests before the dependency is done", n-before)
 	}
 	for i := range w.host.Bytes() {
 		w.host.Bytes()[i] ^= 0xff
@@ -61,6 +61,6 @@ func dumpWaits(t *testing.T, c kvlane.Config) {
 		t.Fatal(err)
 	}
 	if got := w.page(t, 1); !bytes.Equal(got, w.page(t, 0)) || len(got) == 0 {
-		t.Error("the dump has what the page held before")
+		t.Error("the dump contains the old content of the page")
 	}
 }

@@ -20,9 +20,9 @@ func TestNICsCarryThousandsOfRequests(t *testing.T) {
 	thousandsOfRequests(t, c, stream.PathNICSoft)
 }
 
-// thousandsOfRequests replays conversations that take turns, in blocks so small that an emulated machine gets through, on an
-// engine that must use NICs. Each turn goes on from the blocks of those before it, which are ready by then: so all totals
-// are known.
+// thousandsOfRequests replays alternating conversations on an engine that must use NICs. Blocks are
+// small, so that an emulated machine is fast enough. Each turn uses the blocks of all earlier
+// turns, which are stored by then, so that all totals are known.
 func thousandsOfRequests(t *testing.T, c kvlane.Config, path stream.Path) {
 	t.Helper()
 	const rounds = 2
@@ -42,7 +42,7 @@ func thousandsOfRequests(t *testing.T, c kvlane.Config, path stream.Path) {
 	var trace strings.Builder
 	for round := 1; round <= rounds; round++ {
 		for i := range conversations {
-			i = (i + int64(round)*conversations*3/4) % conversations // some are still in the cache
+			i = (i + int64(round)*conversations*3/4) % conversations // some blocks are still in the cache
 			ids := make([]string, round)
 			for b := range ids {
 				ids[b] = fmt.Sprint(i*rounds + int64(b))

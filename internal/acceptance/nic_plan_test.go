@@ -18,7 +18,7 @@ import (
 	"github.com/kvlane/kvlane/stream/copy/plan"
 )
 
-// autoConfig is of an engine whose planner may take NICs in software.
+// autoConfig returns the configuration of an engine whose planner may use software NICs.
 func autoConfig(t *testing.T) kvlane.Config {
 	t.Helper()
 	c := softConfig(t)
@@ -27,7 +27,8 @@ func autoConfig(t *testing.T) kvlane.Config {
 	return c
 }
 
-// measured returns the profile of c's device and NICs, and makes later engines of c use only stored profiles.
+// measured returns the profile of c's device and NICs, and makes later engines of c use only stored
+// profiles.
 func measured(t *testing.T, c *kvlane.Config) plan.Profile {
 	t.Helper()
 	e := openEngine(t, *c)
@@ -50,7 +51,7 @@ func measured(t *testing.T, c *kvlane.Config) plan.Profile {
 	return p
 }
 
-// storeProfile stores p, but that NICs take so many times as long for loads, and for dumps.
+// storeProfile stores p with the times of NICs multiplied by the given factors for loads and dumps.
 func storeProfile(t *testing.T, c *kvlane.Config, p plan.Profile, loads, dumps float64) {
 	t.Helper()
 	models := 0
@@ -75,7 +76,7 @@ func storeProfile(t *testing.T, c *kvlane.Config, p plan.Profile, loads, dumps f
 	}
 }
 
-// byNIC counts the bytes of a replay that went by NICs, loads and dumps.
+// byNIC replays a trace and returns the bytes of loads and of dumps on NICs, and of other paths.
 func byNIC(t *testing.T, c kvlane.Config, layerwise bool) (loads, dumps, others int64) {
 	t.Helper()
 	e := openEngine(t, c)
@@ -95,13 +96,13 @@ func byNIC(t *testing.T, c kvlane.Config, layerwise bool) (loads, dumps, others 
 	return loads, dumps, others
 }
 
-// TestAutoPlansByNIC: the planner has what NICs take beside what the device's paths do, and sends loads and dumps each by what is
-// the fastest; every byte is right.
+// TestAutoPlansByNIC checks that the planner compares the times of NICs with those of the device's
+// paths and uses the fastest path for loads and for dumps. Every byte must be right.
 func TestAutoPlansByNIC(t *testing.T) {
 	plansByNIC(t, autoConfig(t))
 }
 
-// plansByNIC makes NICs look fast or slow to engines of c.
+// plansByNIC makes NICs appear fast or slow to engines of c.
 func plansByNIC(t *testing.T, c kvlane.Config) {
 	t.Helper()
 	const never, always = 1e2, 1e-3
@@ -118,7 +119,7 @@ func plansByNIC(t *testing.T, c kvlane.Config) {
 	}
 }
 
-// TestAutoWithoutFigures: NICs of which nothing is known are not kept open, and the engine says so.
+// TestAutoWithoutFigures checks that the engine closes NICs without a profile and reports that.
 func TestAutoWithoutFigures(t *testing.T) {
 	c := autoConfig(t)
 	c.Stream.Calibration = profile.Never
@@ -131,7 +132,8 @@ func TestAutoWithoutFigures(t *testing.T) {
 	}
 }
 
-// TestForcedPathLeavesNICsOut: where every batch has its path there is nothing to plan.
+// TestForcedPathLeavesNICsOut checks that a forced path disables NICs, because there is nothing to
+// plan.
 func TestForcedPathLeavesNICsOut(t *testing.T) {
 	c := autoConfig(t)
 	c.Stream.Path = stream.PathKernel
@@ -141,8 +143,9 @@ func TestForcedPathLeavesNICsOut(t *testing.T) {
 	}
 }
 
-// TestNICsThatFailUnderAuto: whichever work of the device fails, below a NIC or not, the store's copies work again once it does,
-// without the NIC if that was it, which is counted and told.
+// TestNICsThatFailUnderAuto fails each operation of the device once, on a NIC or not. After that
+// the store's copies must work again. If the NIC failed, they work without it, and the store counts
+// and reports that.
 func TestNICsThatFailUnderAuto(t *testing.T) {
 	stored := autoConfig(t)
 	storeProfile(t, &stored, measured(t, &stored), 1e-3, 1e-3)
@@ -163,7 +166,7 @@ func TestNICsThatFailUnderAuto(t *testing.T) {
 		}
 		faults.Clear()
 		if err := errors.Join(w.dump(t, 0, 0), w.load(t, 0, 1), w.dump(t, 1, 0), w.load(t, 1, 1)); err != nil {
-			t.Fatalf("work %d: once nothing fails any more: %v", n, err)
+			t.Fatalf("work %d: after the last fault: %v", n, err)
 		}
 		if got := w.page(t, 1); !bytes.Equal(got, w.page(t, 0)) || len(got) == 0 {
 			t.Fatalf("work %d: the page that was loaded is another", n)
@@ -186,10 +189,11 @@ func TestNICsThatFailUnderAuto(t *testing.T) {
 	}
 }
 
-// TestDefectAutoFailsWhereNICsRefuseMemory: with auto, memory that NICs refuse is copied without them, the engine says so, and other memory is theirs
-// still. Who requires NICs is told.
+// TestDefectAutoFailsWhereNICsRefuseMemory checks memory that NICs cannot register. With auto it is
+// copied without them and a note reports that, and other memory still uses NICs. With require it is
+// an error.
 func TestDefectAutoFailsWhereNICsRefuseMemory(t *testing.T) {
-	const longest = 1 << 47 // of what NICs in software register
+	const longest = 1 << 47 // limit of software NICs
 	for _, c := range []kvlane.Config{autoConfig(t), softConfig(t)} {
 		auto := c.Store.GDR == kvlane.GDRAuto
 		w := newWorld(t, c)

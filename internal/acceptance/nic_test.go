@@ -27,7 +27,7 @@ import (
 
 var nicGeometry = block.Geometry{Model: "test", Layers: 3, KVHeads: 2, HeadSize: 16, DType: "bfloat16", BlockTokens: 16, TPSize: 1}
 
-// softConfig is of an engine that must use NICs in software.
+// softConfig returns the configuration of an engine that must use software NICs.
 func softConfig(t *testing.T) kvlane.Config {
 	t.Helper()
 	layout, err := nicGeometry.Layout()
@@ -42,7 +42,8 @@ func softConfig(t *testing.T) kvlane.Config {
 	}
 }
 
-// replayOn replays requests whose blocks do not all fit into the cache, and returns the report if no byte was wrong.
+// replayOn replays requests whose blocks do not all fit into the cache. It returns the report and
+// fails the test if a byte was wrong.
 func replayOn(t *testing.T, e *kvlane.Engine, memory replay.Memory, layerwise bool) *replay.Report {
 	t.Helper()
 	var trace strings.Builder
@@ -59,7 +60,7 @@ func replayOn(t *testing.T, e *kvlane.Engine, memory replay.Memory, layerwise bo
 	if err != nil {
 		t.Fatal(err)
 	}
-	// 11 hits, but for blocks that were asked for again just before their dump was ready.
+	// 11 hits, minus blocks that were requested just before their dump completed.
 	if r.PrefixHits > 11 || r.PrefixHits < 8 || r.DumpedBlocks != 9 || r.Mismatches+r.LoadErrors+r.DumpErrors != 0 {
 		t.Errorf("%d hits, %d blocks dumped, %d mismatches, failures: %v", r.PrefixHits, r.DumpedBlocks, r.Mismatches, r.ErrorSamples)
 	}
@@ -69,7 +70,8 @@ func replayOn(t *testing.T, e *kvlane.Engine, memory replay.Memory, layerwise bo
 	return r
 }
 
-// Both directions, both tiers, every byte: over one NIC, and striped over two with two queue pairs each.
+// Loads and dumps use NICs in both tiers, and every byte is right: over one NIC, and striped over
+// two with two queue pairs each.
 func TestRequiredNICsCarryLoadsAndDumps(t *testing.T) {
 	gid := 1
 	for name, rdma := range map[string]gdr.Config{
@@ -105,12 +107,12 @@ func TestRequiredNICsCarryLoadsAndDumps(t *testing.T) {
 	}
 }
 
-// unannounced registers nothing ahead of its use.
+// unannounced is an engine that registers no memory ahead of use.
 type unannounced struct{ *kvlane.Engine }
 
 func (unannounced) Register(...*mem.Region) error { return nil }
 
-// One configuration serves engines of several devices: each takes its own NICs.
+// One configuration serves engines of several devices, and each uses its own NICs.
 func TestNICsByDevice(t *testing.T) {
 	for index, want := range []string{"soft1", "soft0"} {
 		c := softConfig(t)
@@ -124,7 +126,7 @@ func TestNICsByDevice(t *testing.T) {
 	}
 }
 
-// What nobody registered is refused, and copies go on once it is.
+// Copies of unregistered memory are refused, and succeed after it is registered.
 func TestUnregisteredMemoryIsRefused(t *testing.T) {
 	w := newWorld(t, softConfig(t))
 	if err := w.e.Unregister(t.Context(), w.kv); err != nil {
@@ -141,7 +143,8 @@ func TestUnregisteredMemoryIsRefused(t *testing.T) {
 	}
 }
 
-// NICs are given the KV cache that is registered, by its planes' addresses, and it is taken from them again.
+// RegisterCache registers the KV cache with NICs by the addresses of its planes, and Close
+// unregisters it.
 func TestNICsReachARegisteredCache(t *testing.T) {
 	w := newWorld(t, softConfig(t))
 	n := nicGeometry.PlaneBytes()
@@ -177,11 +180,12 @@ func TestNICsReachARegisteredCache(t *testing.T) {
 		t.Error(err)
 	}
 	if err := w.load(t, 0, 1); !errors.Is(err, errdefs.ErrInvalid) {
-		t.Errorf("load = %v once the cache is closed, want ErrInvalid", err)
+		t.Errorf("load = %v after the cache is closed, want ErrInvalid", err)
 	}
 }
 
-// Where it cannot be done, requiring it is an error that says what is missing, and leaves nothing open.
+// If NICs are required but not available, Open returns an error that names the missing part and
+// leaves nothing open.
 func TestRequireIsNeverAFallback(t *testing.T) {
 	for name, c := range map[string]struct {
 		rdma gdr.Config
@@ -191,7 +195,7 @@ func TestRequireIsNeverAFallback(t *testing.T) {
 		"none for this device":    {gdr.Config{Provider: gdr.Soft, NICsByDevice: [][]string{{}, {"soft0"}}}, []string{"GPU 0", "has no name"}},
 		"no list for any device":  {gdr.Config{Provider: gdr.Soft, NICsByDevice: [][]string{}}, []string{"has no name"}},
 		"no such port":            {gdr.Config{Provider: gdr.Soft, Port: 7}, []string{"port 7"}},
-		// Where there is no library, or no device, that is what is told.
+		// Without a library or a device, the error reports that.
 		"no such NIC": {gdr.Config{NICs: []string{"no-such-nic"}}, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -203,7 +207,7 @@ func TestRequireIsNeverAFallback(t *testing.T) {
 			}
 			for _, want := range append(c.want, "gdr requires a NIC: ") {
 				if err == nil || !strings.Contains(err.Error(), want) {
-					t.Errorf("the error does not say %q: %v", want, err)
+					t.Errorf("the error does not contain %q: %v", want, err)
 				}
 			}
 		})
@@ -223,7 +227,7 @@ func TestAutoContinuesWithoutANICAndReportsIt(t *testing.T) {
 			cfg.RDMA, cfg.Store.GDR = c.rdma, kvlane.GDRAuto
 			e := openEngine(t, cfg)
 			if !slices.ContainsFunc(e.Notes(), func(n string) bool { return strings.Contains(n, c.want) }) {
-				t.Errorf("notes %q do not say %q", e.Notes(), c.want)
+				t.Errorf("notes %q do not contain %q", e.Notes(), c.want)
 			}
 			for _, p := range replayOn(t, e, e, false).Paths {
 				if strings.HasPrefix(p.Path, "nic") {
@@ -238,7 +242,7 @@ func TestAutoContinuesWithoutANICAndReportsIt(t *testing.T) {
 }
 
 func TestEngineWithNICsUnwindsAndForgetsNothing(t *testing.T) {
-	// What is left over would be found by TestMain.
+	// TestMain would detect a leak.
 	c := softConfig(t)
 	c.Device.Sim = sim.Options{HostRegisterLimitBytes: 4096}
 	if _, err := kvlane.Open(t.Context(), c); !errors.Is(err, errdefs.ErrNoMemory) {
@@ -263,7 +267,7 @@ func TestEngineWithNICsUnwindsAndForgetsNothing(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	if err := e.Register(r); err != nil { // and never taken back
+	if err := e.Register(r); err != nil { // never unregistered
 		t.Error(err)
 	}
 	if err := e.Device().Free(r); err != nil {
@@ -276,7 +280,7 @@ func TestEngineWithNICsUnwindsAndForgetsNothing(t *testing.T) {
 	}
 }
 
-// The figures of NICs are those of the store's streams and of registered memory, and outlast the engine.
+// NICStats covers the store's streams and registered memory, also after the engine is closed.
 func TestNICStats(t *testing.T) {
 	w := newWorld(t, softConfig(t))
 	if err := errors.Join(w.dump(t, 0, 0), w.load(t, 0, 1)); err != nil {
@@ -301,13 +305,14 @@ func TestNICStats(t *testing.T) {
 	}
 }
 
-// Whichever copy fails, the NIC's stream breaks and the store opens another, whose copies work. Leaks would be found by TestMain.
+// If a copy fails, the NIC's stream breaks and the store opens another one that works. TestMain
+// would detect a leak.
 func TestBrokenNICStreamIsOpenedAgain(t *testing.T) {
 	hits := 0
 	for n := 0; ; n++ {
 		plan := fault.New(1)
 		c := softConfig(t)
-		c.Stream.Path = stream.PathCopyEngine // of the software NIC's copies
+		c.Stream.Path = stream.PathCopyEngine // path of the software NIC's own copies
 		c.Device.Sim.Faults = plan
 		w := newWorld(t, c)
 		plan.Add(fault.Nth(sim.OpBatch, int(plan.Seen(sim.OpBatch))+n))
@@ -322,7 +327,7 @@ func TestBrokenNICStreamIsOpenedAgain(t *testing.T) {
 		}
 		plan.Clear()
 		if err := errors.Join(w.dump(t, 0, 0), w.load(t, 0, 1)); err != nil {
-			t.Fatalf("copy %d: once nothing fails any more: %v", n, err)
+			t.Fatalf("copy %d: after the last fault: %v", n, err)
 		}
 		if got := w.page(t, 1); !bytes.Equal(got, w.page(t, 0)) || len(got) == 0 {
 			t.Fatalf("copy %d: the page that was loaded is another", n)
@@ -341,7 +346,8 @@ func TestBrokenNICStreamIsOpenedAgain(t *testing.T) {
 	}
 }
 
-// pagesOf describes a KV cache that holds K and V of each layer one after the other, n pages each.
+// pagesOf describes a KV cache that contains the keys and then the values of each layer, n pages
+// each.
 func pagesOf(kv *mem.Region, g block.Geometry, layout *block.Layout, n int64) *store.Pages {
 	p := &store.Pages{Shards: make([][]mem.Plane, layout.Shards())}
 	bytes := g.PlaneBytes()
@@ -413,7 +419,7 @@ func (w *world) close(t *testing.T) {
 	}
 }
 
-// copy copies a whole region by a stream of its own.
+// copy copies a whole region on a separate stream.
 func (w *world) copy(t *testing.T, dst, src *mem.Region) {
 	t.Helper()
 	s, err := w.e.OpenStream()
@@ -429,7 +435,7 @@ func (w *world) copy(t *testing.T, dst, src *mem.Region) {
 	}
 }
 
-// page returns what page i holds, plane after plane.
+// page returns the content of page i, plane by plane.
 func (w *world) page(t *testing.T, i int64) []byte {
 	t.Helper()
 	w.copy(t, w.host, w.kv)
@@ -461,7 +467,7 @@ func (w *world) load(t *testing.T, id byte, page uint32) error {
 	return task.Wait(t.Context())
 }
 
-// Whichever step of the opening fails, nothing stays open: TestMain looks.
+// If any step of Open fails, everything is closed again. TestMain would detect a leak.
 func TestOpenWithNICsUnwindsWhateverFails(t *testing.T) {
 	for _, op := range []string{sim.OpAlloc, sim.OpAllocHost, sim.OpFree} {
 		for n := 0; ; n++ {

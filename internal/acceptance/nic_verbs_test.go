@@ -14,7 +14,8 @@ import (
 	"github.com/kvlane/kvlane/stream"
 )
 
-// machineNICs returns the names of the machine's NICs, those of tools/rxe/run for example, or skips the test.
+// machineNICs returns the names of the machine's NICs, for example those of tools/rxe/run. Without
+// NICs it skips the test.
 func machineNICs(t *testing.T) []string {
 	t.Helper()
 	p, err := ibv.Load()
@@ -37,7 +38,8 @@ func machineNICs(t *testing.T) []string {
 	return names
 }
 
-// The machine's NICs carry a replay's loads and dumps on the simulated device, every byte.
+// The machine's NICs copy the loads and dumps of a replay on the simulated device, and every byte
+// is right.
 func TestVerbsCarryAReplay(t *testing.T) {
 	names := machineNICs(t)
 	rdmatest.Lossy(t)
@@ -62,8 +64,8 @@ func TestVerbsCarryAReplay(t *testing.T) {
 	}
 }
 
-// Thousands of requests, over all of the machine's NICs: totals to the block, and no byte wrong. Where the link loses packets, it
-// has lost some of these.
+// Thousands of requests use all of the machine's NICs. All totals are exact and no byte is wrong.
+// If the link is configured to lose packets, it has lost some.
 func TestVerbsCarryThousandsOfRequests(t *testing.T) {
 	names := machineNICs(t)
 	rdmatest.Lossy(t)
@@ -72,8 +74,7 @@ func TestVerbsCarryThousandsOfRequests(t *testing.T) {
 	thousandsOfRequests(t, c, stream.PathNIC)
 }
 
-// TestVerbsPlanByNIC: under auto the planner has what the machine's nearest NIC takes beside what the simulated device's paths do,
-// and sends loads and dumps each by what is the fastest.
+// TestVerbsPlanByNIC is TestAutoPlansByNIC with the machine's nearest NIC and the simulated device.
 func TestVerbsPlanByNIC(t *testing.T) {
 	machineNICs(t)
 	c := softConfig(t)
@@ -81,7 +82,8 @@ func TestVerbsPlanByNIC(t *testing.T) {
 	plansByNIC(t, c)
 }
 
-// TestVerbsFlushLoads: where the device's driver asks for it, a load is flushed before it is reported, and fails with the flush.
+// TestVerbsFlushLoads checks that a load is flushed before it is reported if the device's driver
+// requires it, and that it fails if the flush fails.
 func TestVerbsFlushLoads(t *testing.T) {
 	machineNICs(t)
 	c := softConfig(t)

@@ -19,27 +19,28 @@ import (
 	"github.com/kvlane/kvlane/transfer"
 )
 
-// TestTransferWithoutNICs: what has no NICs that reach other processes says so, where some were asked for.
+// TestTransferWithoutNICs checks that a Transfer reports missing NICs if the configuration
+// requested NICs.
 func TestTransferWithoutNICs(t *testing.T) {
 	auto := testConfig(t)
 	auto.Store.GDR, auto.Stream.ProfileDir = kvlane.GDRAuto, t.TempDir()
-	auto.RDMA.Provider = gdr.Soft // which auto never takes
+	auto.RDMA.Provider = gdr.Soft // auto does not use software NICs
 	for want, c := range map[string]kvlane.Config{"in software": softConfig(t), "uses no NICs": auto} {
 		notes := openTransfer(t, openEngine(t, c), kvlane.TransferConfig{}).Notes()
 		if len(notes) != 1 || !strings.Contains(notes[0], want) || !strings.Contains(notes[0], "sockets") {
-			t.Errorf("notes %q do not say %q", notes, want)
+			t.Errorf("notes %q do not contain %q", notes, want)
 		}
 	}
 }
 
-// Environment variables of the process that receives in TestVerbsTransfer: its NIC, and its driver.
+// Environment variables of the receiving process in TestVerbsTransfer: its NIC and its driver.
 const (
 	receiverNICEnv    = "KVLANE_TEST_RECEIVER_NIC"
 	receiverDriverEnv = "KVLANE_TEST_RECEIVER_DRIVER"
 )
 
-// TestVerbsTransfer: the KV of a request goes from one process's engine to another's by their NICs, from and to memory of devices and of hosts,
-// every byte, and nothing but its pages is touched.
+// TestVerbsTransfer hands the KV of a request over from one process to another over their NICs,
+// with device and host memory. Every byte must arrive, and only the named pages may change.
 func TestVerbsTransfer(t *testing.T) {
 	if nic := os.Getenv(receiverNICEnv); nic != "" {
 		receiveKV(t, nic, kvlane.Driver(os.Getenv(receiverDriverEnv)))
@@ -47,14 +48,14 @@ func TestVerbsTransfer(t *testing.T) {
 	}
 	names := machineNICs(t)
 	if len(names) < 2 {
-		testkit.Skip(t, "verbs", fmt.Sprintf("NICs %v are no two", names))
+		testkit.Skip(t, "verbs", fmt.Sprintf("need two NICs, have %v", names))
 	}
 	for _, driver := range []kvlane.Driver{kvlane.Sim, kvlane.Host} {
 		t.Run(string(driver), func(t *testing.T) {
 			m := newNICMemory(t, names[0], driver, 0)
 			tr := openTransfer(t, m.engine, kvlane.TransferConfig{})
 			address, ended := startReceiver(t, names[1], driver)
-			if _, err := tr.Connect(t.Context(), address, m.cache); err != nil { // and once more
+			if _, err := tr.Connect(t.Context(), address, m.cache); err != nil { // a second time
 				t.Fatal(err)
 			}
 			sendKV(t, tr, address, m.cache, m.config.Model.Layers)
@@ -83,7 +84,7 @@ type nicMemory struct {
 	read   func() []byte
 }
 
-// kvByte is what a KV cache is filled with, of either process.
+// kvByte returns byte i of the initial KV cache of a process.
 func kvByte(process, i int) byte { return byte(device.Mix64(uint64(i)<<1 | uint64(process))) }
 
 func newNICMemory(t *testing.T, nic string, driver kvlane.Driver, process int) *nicMemory {
@@ -111,7 +112,8 @@ func newNICMemory(t *testing.T, nic string, driver kvlane.Driver, process int) *
 	return m
 }
 
-// receiveKV is what the other process does: it says where it is reached, and checks its memory when all is there.
+// receiveKV runs the receiving process. It prints its address, and checks its memory after the
+// transfer.
 func receiveKV(t *testing.T, nic string, driver kvlane.Driver) {
 	m := newNICMemory(t, nic, driver, 1)
 	tr := openTransfer(t, m.engine, kvlane.TransferConfig{})
@@ -126,7 +128,7 @@ func receiveKV(t *testing.T, nic string, driver kvlane.Driver) {
 	for {
 		received, err := tr.Receive(ctx)
 		if err != nil || received.Failed {
-			t.Fatalf("heard %+v: %v", received, err)
+			t.Fatalf("received %+v: %v", received, err)
 		}
 		if received.Complete {
 			break
@@ -136,7 +138,7 @@ func receiveKV(t *testing.T, nic string, driver kvlane.Driver) {
 	now := m.read()
 	for p := range len(now) / (cachePages * n) {
 		for page := range cachePages {
-			process, from := 1, page // who has filled it, and at which page
+			process, from := 1, page // the process that has written the page, and its page number there
 			for _, pair := range handedOver {
 				if int(pair.Remote) == page {
 					process, from = 0, int(pair.Local)
@@ -155,7 +157,8 @@ const receiverPrefix = "receiver at "
 
 var receiverTime = testkit.Patience()
 
-// startReceiver starts the other process, and returns what it offers, and what waits for its verdict.
+// startReceiver starts the receiving process. It returns the name of its segment, and a function
+// that waits for its result.
 func startReceiver(t *testing.T, nic string, driver kvlane.Driver) (name string, ended func() error) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 2*receiverTime)
@@ -175,11 +178,11 @@ func startReceiver(t *testing.T, nic string, driver kvlane.Driver) (name string,
 		defer cancel()
 		_, err := io.Copy(&output, lines)
 		if err = errors.Join(err, cmd.Wait()); err != nil {
-			return fmt.Errorf("%w: the other process said:\n%s", err, output.String())
+			return fmt.Errorf("%w: the receiving process printed:\n%s", err, output.String())
 		}
 		return nil
 	})
-	t.Cleanup(func() { // where the test fails before
+	t.Cleanup(func() { // if the test fails before
 		cancel()
 		_ = ended()
 	})

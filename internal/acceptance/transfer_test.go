@@ -50,10 +50,10 @@ func registered(t *testing.T, e *kvlane.Engine, m kvlane.CacheMemory) *kvlane.Ca
 	return c
 }
 
-// handedOver are the pages that handOver and sendKV hand over.
+// handedOver are the pages that handOver and sendKV transfer.
 var handedOver = []kvlane.PagePair{{Local: 0, Remote: 3}, {Local: 1, Remote: 0}, {Local: 4, Remote: 5}}
 
-// handOver hands three pages of every layer over, and returns what the receiver heard last.
+// handOver transfers three pages of every layer and returns the last event of the receiver.
 func handOver(t *testing.T, from, to *kvlane.Transfer, name string, here *kvlane.Cache, layers int) (received kvlane.HandoverEvent) {
 	t.Helper()
 	sendKV(t, from, name, here, layers)
@@ -86,8 +86,8 @@ func sendKV(t *testing.T, from *kvlane.Transfer, name string, here *kvlane.Cache
 	}
 }
 
-// TestTransferHandsKVOver: pages of one engine's KV cache are in those of another's that it named, and no others are touched, found at an
-// address and by a metadata server.
+// TestTransferHandsKVOver transfers pages between the KV caches of two engines. Only the named
+// pages may change. The receiver is found at an address and through a metadata server.
 func TestTransferHandsKVOver(t *testing.T) {
 	c := testConfig(t)
 	c.Device.Driver = kvlane.Host
@@ -112,7 +112,7 @@ func TestTransferHandsKVOver(t *testing.T) {
 			name = to.Address() + "/decode"
 		}
 		if received := handOver(t, from, to, name, ch, c.Model.Layers); !received.Complete || string(received.Request) != "request 1" {
-			t.Errorf("heard %+v", received)
+			t.Errorf("received %+v", received)
 		}
 		n := int(here.PageBytes)
 		for p := range here.Planes {
@@ -134,7 +134,8 @@ func TestTransferHandsKVOver(t *testing.T) {
 	}
 }
 
-// TestTransferShares: device memory that was made for it goes by its mapping, and what was not by sockets, with a note.
+// TestTransferShares checks that shareable device memory is transferred through a mapping. Other
+// memory is sent over sockets, with a note.
 func TestTransferShares(t *testing.T) {
 	for _, shareable := range []bool{true, false} {
 		a, b := testConfig(t), testConfig(t)
@@ -164,7 +165,7 @@ func TestTransferShares(t *testing.T) {
 			t.Fatal(err)
 		}
 		if received := handOver(t, from, to, to.Address(), ch, a.Model.Layers); !received.Complete {
-			t.Errorf("heard %+v", received)
+			t.Errorf("received %+v", received)
 		}
 		by := transfer.PathTCP
 		if shareable {
@@ -176,7 +177,8 @@ func TestTransferShares(t *testing.T) {
 	}
 }
 
-// TestTransferWithoutRuntimeDirectory: a default directory of sockets that cannot be used leaves the other paths, and a note.
+// TestTransferWithoutRuntimeDirectory checks that an unusable default directory for sockets
+// disables only the paths that need it, and is reported by a note.
 func TestTransferWithoutRuntimeDirectory(t *testing.T) {
 	t.Setenv("XDG_RUNTIME_DIR", t.TempDir()+"/absent")
 	e := openEngine(t, testConfig(t))
@@ -191,12 +193,13 @@ func TestTransferWithoutRuntimeDirectory(t *testing.T) {
 		t.Error(err)
 	}
 	if tr, err := e.OpenTransfer(t.Context(), kvlane.TransferConfig{SocketDir: t.TempDir() + "/absent/s"}); err == nil {
-		t.Error("a directory that was asked for cannot be used, and that is no error")
+		t.Error("no error for a configured directory that cannot be used")
 		_ = tr.Close(t.Context())
 	}
 }
 
-// TestTransferOfAnotherModel: KV of another model, and planes that lie otherwise, are not mixed up.
+// TestTransferOfAnotherModel checks that KV of another model, or with another layout of planes, is
+// refused.
 func TestTransferOfAnotherModel(t *testing.T) {
 	a, b := testConfig(t), testConfig(t)
 	a.Device.Driver, b.Device.Driver = kvlane.Host, kvlane.Host
@@ -213,7 +216,7 @@ func TestTransferOfAnotherModel(t *testing.T) {
 		t.Errorf("KV of another revision: %v", err)
 	}
 	if _, err := from.Connect(t.Context(), to.Address()+"/nothing", ch); !errors.Is(err, errdefs.ErrNotFound) {
-		t.Errorf("what nobody offers: %v", err)
+		t.Errorf("an unknown segment: %v", err)
 	}
 	if err := to.Offer(t.Context(), "mine", ch); !errors.Is(err, errdefs.ErrInvalid) {
 		t.Errorf("another engine's cache: %v", err)
@@ -232,7 +235,8 @@ func metadataServer(t *testing.T) string {
 	return s.URL + "/metadata"
 }
 
-// TestTransferOfPageGroups: the KV of a hybrid model goes to the pages of each group, none of one that has no pages, and to no others.
+// TestTransferOfPageGroups transfers the KV of a hybrid model to the pages of each group. A group
+// without pages gets none, and other pages do not change.
 func TestTransferOfPageGroups(t *testing.T) {
 	a, b := hybridConfig(t), hybridConfig(t)
 	here, there := &hybridWorld{c: &a}, &hybridWorld{c: &b}
@@ -267,7 +271,7 @@ func TestTransferOfPageGroups(t *testing.T) {
 	for n := 1; ; n++ {
 		received, err := to.Receive(t.Context())
 		if err != nil || received.Failed || received.Complete != (n == 6) {
-			t.Fatalf("%d: heard %+v, %v", n, received, err)
+			t.Fatalf("%d: received %+v, %v", n, received, err)
 		}
 		if received.Complete {
 			break
@@ -307,12 +311,12 @@ func TestTransferOfPageGroups(t *testing.T) {
 		t.Errorf("hand a layer over to a receiver that is closed: %v", err)
 	}
 	if err := afterClose.Finish(t.Context()); err == nil {
-		t.Error("a request goes to a receiver that is closed")
+		t.Error("a request to a closed receiver succeeded")
 	}
 }
 
-// TestDefectFailedConnectsHoldTheCache: what was neither offered nor connected does not keep a cache in use, and one Transfer that has it in many
-// ways keeps it once, until it is closed.
+// TestDefectFailedConnectsHoldTheCache checks that a cache is not in use after a failed Offer or
+// Connect. A Transfer that uses a cache several times holds it once, until it is closed.
 func TestDefectFailedConnectsHoldTheCache(t *testing.T) {
 	c := testConfig(t)
 	c.Device.Driver = kvlane.Host
@@ -322,7 +326,7 @@ func TestDefectFailedConnectsHoldTheCache(t *testing.T) {
 	tr := openTransfer(t, e, kvlane.TransferConfig{})
 	for range 3 {
 		if _, err := tr.Connect(t.Context(), tr.Address()+"/nothing", cache); !errors.Is(err, errdefs.ErrNotFound) {
-			t.Errorf("what nobody offers: %v", err)
+			t.Errorf("an unknown segment: %v", err)
 		}
 		if err := tr.Offer(t.Context(), strings.Repeat("x", 1<<16), cache); !errors.Is(err, errdefs.ErrInvalid) {
 			t.Errorf("a long name: %v", err)

@@ -10,7 +10,8 @@ import (
 	"testing"
 )
 
-// mutantsEnv names the environment variable that runs the mutants: allMutants or changedMutants.
+// mutantsEnv names the environment variable that enables the mutants. Its values are allMutants and
+// changedMutants.
 const mutantsEnv = "KVLANE_MUTANTS"
 
 const (
@@ -18,7 +19,8 @@ const (
 	changedMutants = "changed" // of packages changed since main, and one part of restParts of the others
 )
 
-// restParts is the number of parts of the mutants whose packages are unchanged. The commit chooses the part.
+// restParts is the number of parts into which the mutants of unchanged packages are divided. The
+// commit hash chooses the part that runs.
 const restParts = 4
 
 // everyMutant returns all mutants.
@@ -26,7 +28,8 @@ func everyMutant() []mutant {
 	return slices.Concat(mutants, storeMutants, storageMutants, fileMutants, shareMutants, transferMutants, blockioMutants, commandMutants)
 }
 
-// chosenMutants returns the mutants to run, and logs how they were chosen. Without a merge base with main all are chosen.
+// chosenMutants returns the mutants to run and logs the choice. Without a merge base with main it
+// returns all.
 func chosenMutants(t *testing.T, which string) []mutant {
 	t.Helper()
 	all := everyMutant()
@@ -64,8 +67,8 @@ func git(args ...string) (string, error) {
 	return strings.TrimSpace(string(out)), err
 }
 
-// choose returns the mutants that test or edit a package of which a file is among files, and the part of the others that commit
-// chooses. It also returns the number of the former and that part.
+// choose returns the mutants that test or edit a package with a file in files, and the part of the
+// others that commit selects. It also returns the number of the former and the index of the part.
 func choose(all []mutant, files []string, commit string) (chosen []mutant, changed, part int) {
 	folders := make(map[string]bool)
 	for _, f := range files {
@@ -89,12 +92,12 @@ func choose(all []mutant, files []string, commit string) (chosen []mutant, chang
 
 func hash(text string) uint32 {
 	h := fnv.New32a()
-	_, _ = h.Write([]byte(text)) // it never fails
+	_, _ = h.Write([]byte(text)) // never fails
 	return h.Sum32()
 }
 
-// TestMutantsChosen checks that every mutant of a changed package is chosen, that a commit chooses about a quarter of the others,
-// and that the parts together are all mutants.
+// TestMutantsChosen checks that every mutant of a changed package is chosen, that a commit chooses
+// about a quarter of the others, and that all parts together contain every mutant.
 func TestMutantsChosen(t *testing.T) {
 	all := everyMutant()
 	chosen, changed, _ := choose(all, []string{"tier/file/get.go", "README.md"}, "c0ffee")

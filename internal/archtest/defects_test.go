@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// Every test that the documentation names for a defect is there, and fails with the defect in: it has a mutant, but where it
-// needs hardware. Every defect has a test that needs none.
+// Every test that docs/hardware-support.md names for a defect exists. Unless it needs hardware, a
+// mutant shows that it fails with the defect. Every defect has a test that needs no hardware.
 func TestDefectsHaveTheirTests(t *testing.T) {
 	text, err := os.ReadFile(filepath.Join(root, "docs", "hardware-support.md"))
 	if err != nil {
@@ -18,7 +18,7 @@ func TestDefectsHaveTheirTests(t *testing.T) {
 	}
 	_, table, found := strings.Cut(string(text), "## Defects of published streams over NICs")
 	if !found {
-		t.Fatal("the section is gone")
+		t.Fatal("the section is missing")
 	}
 	rows := 0
 	named := regexp.MustCompile("((?:`[^`]+`, )*`[^`]+`) (Test\\w+)")

@@ -7,7 +7,8 @@ import (
 	"testing"
 )
 
-// The packages that define interfaces, from the bottom up; each may import what stands before it in its list only.
+// The interface packages from the bottom up. Each may import only the packages before it in its
+// list.
 const (
 	onMem    = "errdefs mem"
 	onDevice = "errdefs mem device"
@@ -15,9 +16,9 @@ const (
 	anyPlain = "errdefs mem device stream block tier"
 )
 
-// mayImport is the import graph: for each package what of kvlane it may import, outside of its tests. An entry ending in
-// "/" allows everything below. A package that is not listed, itself or by the longest prefix ending in "/", is an error:
-// whoever adds one says where it stands.
+// mayImport is the import graph. It lists the kvlane packages that each package may import outside
+// of its tests. An entry that ends in "/" allows all packages below it. A package without an entry,
+// or a prefix that ends in "/", is an error: add the package here.
 var mayImport = map[string]string{
 	"errdefs": "",
 	"mem":     "errdefs",
@@ -28,19 +29,19 @@ var mayImport = map[string]string{
 	"rdma":    "errdefs mem",
 
 	"device/signal": onDevice + " internal/sys/hostmem",
-	// The kernels in Go, over whatever a device's addresses stand for.
+	// The kernels in Go, which work on any device addresses.
 	"device/internal/kernel": onDevice + " internal/sys/hostmem",
-	// The life of files and transfers, whatever library moves the bytes.
+	// Lifetimes of files and transfers, independent of the library that copies.
 	"device/storage": onDevice + " internal/leak internal/mounts",
 
-	// Conformance suites and fault decorators know the interface that they are about.
+	// Conformance suites and fault decorators import their interface.
 	"device/devicetest": onDevice + " device/signal internal/testkit internal/fault internal/leak internal/sys/hostmem",
 	"stream/streamtest": onDevice + " stream internal/testkit internal/fault internal/leak internal/sys/hostmem",
 	"tier/tiertest":     onTier + " tier device stream/file internal/dirfs internal/testkit internal/fault internal/leak internal/sys/hostmem",
 	"rdma/rdmatest":     onMem + " rdma rdma/soft internal/testkit internal/fault internal/leak internal/sys/hostmem",
 	"tier/faulty":       onTier + " tier internal/fault internal/sys/hostmem",
 
-	// Implementations know interfaces and bindings, never one another.
+	// Implementations import interfaces and bindings, but not each other.
 	"device/sim":           onDevice + " device/storage device/internal/kernel internal/leak internal/fault internal/sys/hostmem",
 	"device/host":          onDevice + " device/internal/kernel internal/leak internal/sys/hostmem",
 	"device/cuda":          onDevice + " device/storage device/cuda/kernels internal/leak internal/limits internal/sys/",
@@ -56,7 +57,7 @@ var mayImport = map[string]string{
 	"tier/file":            onTier + " tier tier/internal/ internal/dirfs internal/leak internal/sys/hostmem",
 	"tier/log":             onTier + " tier tier/internal/ internal/dirfs internal/leak internal/sys/hostmem",
 
-	// The life of an ordered stream, whatever copies its batches.
+	// The lifetime of an ordered stream, independent of the implementation that copies.
 	"stream/ordered": onDevice + " stream",
 
 	// Streams of the host program.
@@ -65,31 +66,31 @@ var mayImport = map[string]string{
 	// A stream that replaces broken ones.
 	"stream/renew": onDevice + " stream",
 
-	// What durable tiers share.
+	// Code shared by durable tiers.
 	"tier/internal/blockdir": "errdefs block mem internal/dirfs",
 	"tier/internal/usage":    "errdefs block",
 
-	// The files that tiers keep blocks in.
+	// File access for tiers.
 	"internal/dirfs":           "errdefs mem",
 	"internal/dirfs/dirfstest": "errdefs internal/dirfs",
 	"internal/dirfs/faultfs":   "errdefs internal/dirfs internal/fault internal/leak",
 
-	// The rooms of a copy stream: describing and moving know nothing of the stream, nor of who chooses. The planner is a model that
-	// touches no device; what measures for it drives the streams that it plans for.
+	// The parts of a copy stream. describe and move do not import the stream or the planner. The
+	// planner is a model without device access; calibrate runs the streams that it plans for.
 	"stream/copy/describe":  onDevice + " internal/sys/hostmem",
 	"stream/copy/move":      onDevice + " stream stream/copy/describe internal/sys/hostmem internal/sys/nap",
 	"stream/copy/plan":      onDevice + " stream internal/kept",
 	"stream/copy/calibrate": onDevice + " stream stream/copy stream/copy/plan stream/copy/measure",
 	"stream/copy/measure":   onDevice + " stream",
 
-	// Where GPUs and NICs lie.
+	// Positions of GPUs and NICs.
 	"topology": onMem + " device",
 
-	// One NIC's memory, shared by the streams over it; its connected queue pairs.
+	// Registered memory of a NIC, shared by its streams, and connected queue pairs.
 	"rdma/registry": onMem + " rdma internal/leak",
 	"rdma/channel":  "errdefs rdma rdma/registry",
 
-	// What is built on the interfaces.
+	// Packages built on the interfaces.
 	"store/index":     onTier + " tier",
 	"store/manager":   onTier + " tier store/admission",
 	"store/admission": "",
@@ -133,14 +134,14 @@ var mayImport = map[string]string{
 	"internal/strictjson":   "",
 	"internal/settings":     anyPlain + " store stream/copy/plan tier/cache tier/file tier/log internal/dirfs internal/present internal/strictjson internal/ctxio",
 	"internal/ctxio":        "errdefs",
-	"internal/published":    "", // but for its tests
+	"internal/published":    "", // except for its tests
 	"internal/testkit":      "internal/leak internal/fault",
 	"internal/fault":        "errdefs",
-	"internal/acceptance":   "", // but for its tests
+	"internal/acceptance":   "", // except for its tests
 	"internal/archtest":     "",
 	"internal/autonic":      "",
 	"internal/codepaths":    "device ROOT",
-	"internal/stress":       "", // but for its tests
+	"internal/stress":       "", // except for its tests
 	"internal/sys/dl":       "errdefs internal/leak",
 	"internal/sys/cuda":     "errdefs internal/leak internal/sys/dl",
 	"internal/sys/nvml":     "errdefs device internal/sys/dl",
@@ -151,21 +152,23 @@ var mayImport = map[string]string{
 	"internal/sys/uring":    "errdefs internal/leak internal/sys/hostmem",
 	"internal/sys/hostmem":  onMem + " internal/leak",
 
-	// What bindings are compared with C headers by.
+	// Comparison of bindings with C headers.
 	"internal/sys/headertest": "internal/testkit",
 
-	// How reports look, piped and on terminals.
+	// Format of reports, in pipes and on terminals.
 	"internal/present/presenttest": "internal/testkit",
 
 	// Memory of other processes.
 	"share": onDevice + " stream device/signal internal/sys/hostmem internal/sys/nap",
 
-	// Code that protocols share, a store of metadata, and the queue pairs of transfers: none knows segments.
+	// Code shared by protocols, a metadata store, and the queue pairs of transfers. None of them
+	// imports segments.
 	"wire":      onDevice + " stream",
 	"metadata":  "errdefs",
 	"rdma/rail": onMem + " rdma rdma/channel rdma/registry internal/sys/hostmem",
 
-	// The block protocol: its frames know no transport, and the field's format is a codec.
+	// The block protocol. Its frames do not depend on a transport, and the format of the wire
+	// fields is a codec.
 	"blockio":             onMem + " block wire",
 	"blockio/blockiotest": onMem + " block blockio wire internal/testkit internal/sys/hostmem",
 	"blockio/server":      onMem + " block blockio wire internal/auth internal/blockhost",
@@ -177,14 +180,14 @@ var mayImport = map[string]string{
 	"transfer/mooncake": "errdefs mem metadata wire transfer",
 	"transfer/handover": "errdefs mem share transfer",
 
-	// The wiring of NICs, and the profiles of what is wired.
+	// Assembly of NICs, and the profiles of devices and NICs.
 	"gdr":             onDevice + " stream stream/copy stream/nic stream/softnic rdma rdma/ topology internal/unwind",
 	"profile":         onDevice + " device/cuda/kernels stream stream/copy stream/copy/plan stream/copy/calibrate stream/file internal/kept",
 	"internal/unwind": "errdefs",
 	"internal/inuse":  "errdefs",
 	"internal/kept":   "errdefs",
 
-	// The façade and the commands wire everything.
+	// The root package and the commands assemble everything.
 	"":              anyPlain + " gdr metadata profile share store store/manager telemetry transfer transfer/ device/ stream/ tier/ internal/",
 	"internal/capi": anyPlain + " share store tier/cache internal/inuse internal/settings ROOT",
 	"cmd/libkvlane": "errdefs mem block internal/capi internal/dirfs ROOT",
@@ -207,12 +210,12 @@ func TestImportGraph(t *testing.T) {
 	}
 }
 
-// layers are the folders of the library, from the bottom up. A package imports those of its own layer
-// and of the layers before it.
+// layers are the folders of the library from the bottom up. A package imports only packages of its
+// own layer and of lower layers.
 var layers = []string{"errdefs mem block", "device rdma metadata", "stream wire", "share blockio", "tier", "store transfer"}
 
 func TestLayers(t *testing.T) {
-	layer := make(map[string]int) // of a folder, from 1
+	layer := make(map[string]int) // layer number of a folder, from 1
 	for i, names := range layers {
 		for _, name := range strings.Fields(names) {
 			layer[name] = i + 1
@@ -236,7 +239,7 @@ func allowedImports(rel string) ([]string, bool) {
 		if list, ok := mayImport[dir]; ok {
 			return strings.Fields(list), true
 		}
-		// "a/b/" is asked for after "a/b", then "a/".
+		// Continue with the next shorter prefix: "a/b/" after "a/b/c", then "a/".
 		i := strings.LastIndex(strings.TrimSuffix(dir, "/"), "/")
 		if i < 0 {
 			return nil, false
@@ -257,12 +260,12 @@ func allows(allowed []string, rel string) bool {
 	})
 }
 
-// unsafePackages are those outside internal/sys that may import unsafe, with the reason.
+// unsafePackages are the packages outside internal/sys that may import unsafe, with the reason.
 var unsafePackages = map[string]string{
-	"cmd/libkvlane": "it is handed pointers of C",
+	"cmd/libkvlane": "it receives C pointers",
 }
 
-// cgoPackage is the one package that may use cgo. Everything else builds without a C compiler.
+// cgoPackage is the only package that may use cgo. All others build without a C compiler.
 const cgoPackage = "cmd/libkvlane"
 
 func TestUnsafeAndCgoStayWhereTheyBelong(t *testing.T) {
@@ -278,7 +281,7 @@ func TestUnsafeAndCgoStayWhereTheyBelong(t *testing.T) {
 	}
 }
 
-// What uses cgo is a package without it too, so that `go build ./...` needs no C compiler.
+// A package that uses cgo also has files without it, so that `go build ./...` needs no C compiler.
 func TestCgoIsLeftOutWithoutACompiler(t *testing.T) {
 	for _, p := range packages(t) {
 		if len(p.CgoFiles) > 0 && (p.rel != cgoPackage || len(p.GoFiles) == 0) {
@@ -292,7 +295,7 @@ func TestNoCatchAllPackages(t *testing.T) {
 		for _, part := range strings.Split(p.rel, "/") {
 			switch part {
 			case "util", "utils", "common", "helper", "helpers", "misc", "pkg", "base", "shared":
-				t.Errorf("package %s: a name says what is in it, %q does not", p.rel, part)
+				t.Errorf("package %s: the name %q does not describe the content", p.rel, part)
 			}
 		}
 	}

@@ -1,6 +1,6 @@
 package archtest
 
-// blockioMutants has the defects of the block protocol.
+// blockioMutants are defects of the block protocol.
 var blockioMutants = []mutant{
 	defect("blockio", "TestDefectSecondResultIsWrittenToMemory",
 		"blockio/conn.go", "if k == nil || k.answered {", "if k == nil {"),

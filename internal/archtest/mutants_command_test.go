@@ -1,6 +1,6 @@
 package archtest
 
-// commandMutants has the defects of the command line.
+// commandMutants are defects of the command line.
 var commandMutants = []mutant{
 	defect("replay", "TestDefectRequestStartsBeforeItsTime",
 		"replay/pace.go", "	if left <= 0 {\n", "	if left <= time.Second {\n"),

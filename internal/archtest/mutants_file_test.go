@@ -1,8 +1,8 @@
 package archtest
 
-// fileMutants has the defects of what moves files and of the log of blocks.
+// fileMutants are defects of file access and of the log tier.
 var fileMutants = []mutant{
-	// The log of blocks.
+	// Log tier.
 	defect("tier/log", "TestDefectDiskIdlesBetweenSyncs/interval",
 		"tier/log/sync.go", "				t.startWriteback()\n", ""),
 	defect("tier/log", "TestDefectFailedWriteIsFound",
@@ -47,12 +47,12 @@ var fileMutants = []mutant{
 		"tier/log/checkpoint.go", " && g.synced.Load() < c.end {", " && g.synced.Load() < 0 {"),
 	defect("tier/log", "TestCollectAfterManyAppended",
 		"tier/log/write.go", "	for _, a := range t.appenders { // as many as there are\n", "	for _, a := range t.appenders[:1] {\n"),
-	// The file tier.
+	// File tier.
 	defect("tier/file", "TestDefectNewerImageIsSetAside",
 		"tier/file/get.go", " && !errors.Is(err, block.ErrVersion) {", " {"),
 	defect("tier/file", "TestDefectNewerImageIsSetAside",
 		"tier/file/get.go", "			return herr // images", "			_ = herr // images"),
-	// What a power failure takes from a log.
+	// Data of the log tier lost in a power failure.
 	defect("tier/log", "TestDefectSegmentGoesBeforeItsCopiesAreDurable",
 		"tier/log/collect.go", "	if err := e.secure(ctx); err != nil {\n		return err\n	}\n", ""),
 	defect("tier/log", "TestDefectSegmentGoesBeforeItsCopiesAreDurable",
@@ -108,7 +108,7 @@ var fileMutants = []mutant{
 		"tier/log/write.go", "	if !mover && t.space.excess() > 0 {", "	if t.space.excess() > 0 {"),
 	defect("tier/internal/blockdir", "TestDefectFlippedMarkerIsAnotherIdentity",
 		"tier/internal/blockdir/marker.go", "j.Sum != \"\" && ", "j.Sum == noSum && "),
-	// Files that are kept open.
+	// Open file handles.
 	defect("stream/file", "TestOneFileOfABatchIsNotDirect",
 		"stream/file/choose.go", "		all = all && mode.Direct\n", "		all = mode.Direct\n"),
 	defect("stream/file", "TestHandlesSurviveRenameAndUnlink",
@@ -153,7 +153,7 @@ var fileMutants = []mutant{
 		"stream/file/handles.go", "		return e.at == nil\n", "		return true\n"),
 	defect("stream/file", "TestDefectFileThatIsNotClosedIsForgotten",
 		"stream/file/handles.go", "			if f.isOpen() {\n				h.mu", "			if errors.Is(err, errdefs.ErrBusy) {\n				h.mu"),
-	// Moving them.
+	// File transfers.
 	defect("stream/file", "TestShortFile",
 		"stream/file/transfer.go", "		return false, io.ErrUnexpectedEOF\n", "		return false, nil\n"),
 	defect("stream/file", "TestDefectChunkIsFilledBeforeItIsCopied",
@@ -192,7 +192,7 @@ var fileMutants = []mutant{
 		"stream/file/transfer.go", "t.idle < mostIdle && (", "("),
 	defect("internal/dirfs", "TestDefectWriteOfNothingIsRepeatedWithoutEnd",
 		"internal/dirfs/size.go", "if moved == 0 && len(parts) == left {", "if moved == 0 && len(parts) == left && n == 0 {"),
-	// What moves them.
+	// io_uring and system calls.
 	defect("internal/sys/uring", "TestDefectRingNeedsWhatNobodyUses",
 		"internal/sys/uring/types.go", "var needed = []Opcode{", "var needed = []Opcode{3, "),
 	defect("internal/sys/uring", "TestCompletionsComeInAnyOrder",

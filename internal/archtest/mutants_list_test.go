@@ -1,6 +1,6 @@
 package archtest
 
-// mutants has the defects of published streams over NICs, in the order of docs/hardware-support.md.
+// mutants are the defects of published streams over NICs, in the order of docs/hardware-support.md.
 var mutants = []mutant{
 	defect("stream/nic", "TestAdjacentRegions",
 		"stream/nic/pair.go", "if w.Opcode != t.opcode || w.RKey != t.rkey {", "if w.Opcode != t.opcode {"),

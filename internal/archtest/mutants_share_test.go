@@ -1,6 +1,6 @@
 package archtest
 
-// shareMutants has the defects of memory shared between processes.
+// shareMutants are defects of memory shared between processes.
 var shareMutants = []mutant{
 	defect("share", "TestExporterFreesAfterImportersHaveUnmapped",
 		"share/importer.go", "if d.Type != device.HandleCUDAIPC || in.unmap(m) == nil {", "if d.Type != device.HandleCUDAIPC || m != nil {"),

@@ -1,6 +1,6 @@
 package archtest
 
-// storageMutants has the defects of files that a device reaches.
+// storageMutants are defects of direct file access from devices.
 var storageMutants = []mutant{
 	defect("internal/sys/cufile", "TestDefectSecondDriverOpenForgetsTheFailure",
 		"internal/sys/cufile/driver.go", "			d.failed = err\n			return nil, err\n", "			return nil, err\n"),
@@ -15,7 +15,7 @@ var storageMutants = []mutant{
 			"		return nil, f.changed, false // the last of them is about to finish\n	}\n",
 		""),
 
-	// Slots that are lent, and files that are read directly.
+	// Slots on loan, and files that are read directly.
 	defect("mem", "TestDefectSlotReleasedTwice",
 		"mem/slotpool.go", "if s.pool.lent[s.index] != s.loan || s.loan == 0 {", "if s.pool.lent[s.index] == 0 {"),
 	defect("mem", "TestDefectSlotInQuarantineIsLent",

@@ -1,8 +1,8 @@
 package archtest
 
-// storeMutants has the defects that attacks on the store, its directories and the streams below it have shown.
+// storeMutants are defects that attacks on the store, its directories and its streams have shown.
 var storeMutants = []mutant{
-	// Links, FIFOs and what else others plant.
+	// Links, FIFOs and other files that another user may plant.
 	defect("internal/dirfs", "TestNothingButRegularFilesIsOpened",
 		"internal/dirfs/os.go", "flag|unix.O_NOFOLLOW|unix.O_NONBLOCK|", "flag|unix.O_NOFOLLOW|"),
 	defect("internal/dirfs", "TestNothingButRegularFilesIsOpened",
@@ -20,7 +20,7 @@ var storeMutants = []mutant{
 		"tier/file/session.go", "		if left += l; err != nil && l == 0 {\n			left++\n		}\n", "		if left += l; err != nil {\n			return files, left, err\n		}\n"),
 	defect("tier/file", "TestDefectLockOpenWhenRemoved",
 		"tier/file/session.go", "	err := s.lock.Close()\n	_, _, rerr := removeSession(s.dir, s.name)\n", "	_, _, rerr := removeSession(s.dir, s.name)\n	err := s.lock.Close()\n"),
-	// Names and keys that could meet others.
+	// Names and keys that could collide.
 	defect("internal/capi", "TestZeroKeysAreRefused",
 		"store/pages/pages.go", "if err = r.Key.Check(); err != nil {", "if err = nil; err != nil {"),
 	defect("internal/capi", "TestConfigurationReportsEveryProblem",
@@ -29,7 +29,7 @@ var storeMutants = []mutant{
 		"internal/settings/fill.go", "v.Key == \"\" || precedence[v.Name] > 0 || ", "v.Key == \"\" || "),
 	defect("internal/settings", "TestFileIsBelowTheProgram",
 		"internal/settings/fill.go", "				if precedence[name] == 1 {", "				if precedence[name] == 3 {"),
-	// Collecting that goes on.
+	// Eviction that must continue.
 	defect("tier/file", "TestDefectWritingStallsAfterAFailedRound",
 		"tier/file/collect.go", "			next = a.clock.After(pause)\n", ""),
 	defect("tier/file", "TestDefectRoundRemovesForWhatIsWrittenMeanwhile",
@@ -60,7 +60,7 @@ var storeMutants = []mutant{
 		"tier/file/neighbour.go", "n.inUse = live || n.live(", "n.inUse = live && err != nil || n.live("),
 	defect("tier/file", "TestFolderBecomesALink",
 		"tier/file/neighbour.go", "if err == nil && (opened.Inode != named.Inode ||", "if err == nil && false && (opened.Inode != named.Inode ||"),
-	// Copies that are there already.
+	// Copies that exist already.
 	defect("tier/file", "TestDefectDamagedCopyIsTakenForStored",
 		"tier/file/put.go", "	if !whole {\n		info, err = t.examine(ctx, d, key, info)\n	}\n", "	if !whole {\n		err = t.checkInfo(key, info)\n	}\n"),
 	defect("store", "TestDefectLoadIsOverwrittenByEarlierWork",
@@ -90,7 +90,7 @@ var storeMutants = []mutant{
 		"tier/file/dir.go", "errors.Is(err, unix.EEXIST) || errors.Is(err, errdefs.ErrInvalid)", "errors.Is(err, errdefs.ErrInvalid)"),
 	defect("tier/file", "TestDefectTwoHostsMakeADirectory",
 		"tier/file/dir.go", "errors.Is(err, unix.EEXIST) || errors.Is(err, errdefs.ErrInvalid)", "errors.Is(err, unix.EEXIST)"),
-	// Blocks that are read without being verified.
+	// Blocks that are read without verification.
 	defect("store", "TestDefectUnverifiedBlockIsNotTrusted",
 		"store/pipeline/fetch.go", "	return true, nil\n", "	return false, nil\n"),
 	defect("store", "TestDefectDamagedFileIsFoundOnTheWay",
@@ -116,7 +116,7 @@ var storeMutants = []mutant{
 		"store/pipeline/fetch.go", "if err == nil && fill == nil { // after", "if err == nil { // after"),
 	defect("store", "TestDamagedMiddleTierIsCountedOnce",
 		"store/read/result.go", "			it.corruptTier = 0\n", ""),
-	// What is durable.
+	// Durability.
 	defect("tier/file", "TestDefectPutMakesDurableWhatIsThere",
 		"tier/file/put.go", "		err = t.makeDurable(d, key, info)\n", ""),
 	defect("tier/file", "TestDefectFolderThatIsNotSyncedYet",
@@ -127,7 +127,7 @@ var storeMutants = []mutant{
 		"tier/file/put.go", "		t.locks.Publish(key)\n", ""),
 	defect("tier/file", "TestDefectLateUnsyncedPutUndoesASyncedOne",
 		"tier/file/put.go", "	err = d.Rename(temp, name, replace)\n	if blockdir.Gone", "	err = d.Rename(temp, name, true)\n	if blockdir.Gone"),
-	// Verifying.
+	// Verification of directories.
 	defect("tier/file", "TestDefectVerifyHangsOrStopsAtWhatItShouldFind",
 		"tier/file/verify.go", "	if err != nil {\n		v.unjudged(name, err)\n		return\n	}\n	if bad", "	if err != nil {\n		return\n	}\n	if bad"),
 	defect("tier/file", "TestDefectReadOnlyMountCannotBeVerified",
@@ -164,13 +164,12 @@ var storeMutants = []mutant{
 		"store/layers/layers.go", "	c.task.Expire(err) // before streams continue: later calls of Wait must return it\n", ""),
 	defect("store", "TestLoadThatIsWaitedForExpires",
 		"store/load/task.go", "	t.sc.FailExpired()\n", ""),
-	// What is looked at once.
+	// Checks that are made once.
 	defect("stream/copy/describe", "TestSurveyOfGroupsThatSharePlanes",
 		"stream/copy/describe/survey.go", "		if !pairs {\n			top", "		if !pairs && !known {\n			top"),
 	defect("stream/copy/describe", "TestSurveyHoldsEachGroupToItsOwnMemory",
 		"stream/copy/describe/survey.go", "ok = top.within(g.Pairs, set.page, set.slot)", "ok = true"),
-	// What has landed.
-	// Layers as rows.
+	// Completed parts, and layers as rows.
 	defect("device/cuda", "TestBatchHasRows",
 		"device/cuda/batch.go", "to < width || from < width || ", ""),
 	defect("device/cuda", "TestBatchHasRows",
@@ -179,7 +178,7 @@ var storeMutants = []mutant{
 		"device/cuda/host.go", "err == nil && !contiguous {", "err == nil && !contiguous && d == nil {"),
 	defect("store", "TestLayersComeTogetherAsRows",
 		"store/load/stride.go", "perBlock < min(rowBytes, before)", "perBlock < rowBytes"),
-	// Loads that streams follow.
+	// Loads that streams wait for.
 	defect("store", "TestLoadFollowsStreams",
 		"store/load/stride.go", "(g.nextLayer - t.layers.Wanted())", "g.nextLayer"),
 	defect("store", "TestLoadFollowsStreams",
@@ -233,7 +232,7 @@ var storeMutants = []mutant{
 		"internal/unwind/unwind.go", "closeLock: make(chan struct{}, 1)}", "closeLock: make(chan struct{}, 64)}"),
 	defect(".", "TestDefectEngineCloseFreesMemoryThatIsInUse",
 		"internal/unwind/unwind.go", "if ctx.Err() != nil || last.close(ctx) != nil {", "if ctx.Err() != nil {"),
-	// The index of blocks that other processes have.
+	// The index of blocks of other processes.
 	defect("store/manager", "TestForgottenBlockIsStoredAnew",
 		"store/manager/job.go", "		if bad && m.names[h.key] == h.name {", "		if bad {"),
 	defect("store/manager", "TestDirectJobs",

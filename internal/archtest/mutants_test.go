@@ -15,31 +15,33 @@ import (
 	"github.com/kvlane/kvlane/internal/testkit"
 )
 
-// mutant is a defect that a test is there for, as a change of the source that puts it in.
+// mutant is a change of the source that adds a defect. A test must detect it.
 type mutant struct {
-	pkg, test string   // by which the defect must be found: the directory and the test's name
-	edits     []string // file, old text and new text of each place that is changed; the file has the old text once
+	pkg, test string   // directory and name of the test that must detect the defect
+	edits     []string // file, old text and new text of each change; the old text occurs once in the file
 }
 
 func defect(pkg, test string, edits ...string) mutant { return mutant{pkg, test, edits} }
 
-// mutantTime bounds the building and the running of a test with a mutant in it, each.
+// mutantTime limits the build of a test with a mutant, and each run of it.
 const mutantTime = 2 * time.Minute
 
-// mutantTries is in how many runs the test has to find the defect once: on a busy machine threads may not meet.
+// mutantTries is the maximum number of runs in which the test must detect the defect once. On a
+// busy machine a race may not occur in every run.
 const mutantTries = 3
 
-// mutantPatience is how long such a test waits for what, with the mutant in, may never happen.
+// mutantPatience is the patience of a test with a mutant, in which the expected event may never
+// occur.
 const mutantPatience = "10s"
 
-// Mutants are of the source as it is.
+// Every mutant applies to the current source.
 func TestMutantsApply(t *testing.T) {
 	for _, m := range everyMutant() {
 		m.apply(t)
 	}
 }
 
-// apply returns the files that the mutant changes, by their paths, as they are then.
+// apply returns the changed content of the files that the mutant changes.
 func (m *mutant) apply(t *testing.T) map[string]string {
 	t.Helper()
 	files := make(map[string]string)
@@ -64,7 +66,8 @@ func (m *mutant) apply(t *testing.T) map[string]string {
 	return files
 }
 
-// TestMutants puts each defect in and wants its test to fail. Nothing of the tree is changed.
+// TestMutants adds each defect in turn, and expects its test to fail. It changes no file of the
+// tree.
 func TestMutants(t *testing.T) {
 	which := os.Getenv(mutantsEnv)
 	if which == "" {

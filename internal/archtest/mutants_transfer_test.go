@@ -1,6 +1,6 @@
 package archtest
 
-// transferMutants has the defects of transfers between processes.
+// transferMutants are defects of transfers between processes.
 var transferMutants = []mutant{
 	defect("transfer/mooncake", "TestNameOfTwoProcesses",
 		"transfer/mooncake/server.go", "	case err != nil || mine:\n", "	case err != nil || mine || addr != \"\":\n"),

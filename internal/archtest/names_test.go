@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// TestNamesAreReplaced checks that no identifier has a name of testdata/replaced_names.txt in the
-// folders that the list gives. Each line has a folder, or a file pattern, and the names.
+// TestNamesAreReplaced checks that no identifier has a name that testdata/replaced_names.txt
+// forbids in its folder. Each line of the list has a folder or file pattern, and names.
 func TestNamesAreReplaced(t *testing.T) {
 	list, err := os.ReadFile("testdata/replaced_names.txt")
 	if err != nil {

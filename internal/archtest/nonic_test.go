@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// TestBuildWithoutVerbs checks that a build with the tag nonic has no binding of libibverbs.
-// `make nonic` checks that the build works.
+// TestBuildWithoutVerbs checks that a build with the tag nonic does not contain the libibverbs
+// binding. `make nonic` checks that it builds.
 func TestBuildWithoutVerbs(t *testing.T) {
 	list := func(args ...string) map[string]bool {
 		t.Helper()

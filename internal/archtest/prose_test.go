@@ -17,7 +17,7 @@ import (
 	"unicode/utf8"
 )
 
-// The limits of comments, for 1,000 words, and of Markdown.
+// Limits for 1,000 words of comments, and for Markdown.
 const (
 	maxWhat          = 2.0
 	maxSay           = 1.0
@@ -27,8 +27,7 @@ const (
 	maxSentenceWords = 17.0
 )
 
-// A package or a page with fewer words or lines is measured as if it had this many, as one word
-// proves nothing.
+// A smaller package or page counts as if it had these numbers, because a few words prove nothing.
 const (
 	minWords     = 1000
 	minLines     = 50
@@ -43,13 +42,13 @@ var (
 	directive   = regexp.MustCompile(`^(//(go:|nolint|line |export |#nosec)|# ?(noqa|type:|ruff|mypy|pragma|fmt|!))`)
 )
 
-// prose is the language of the comments of a package.
+// prose counts the words and lines of a package's comments.
 type prose struct {
 	words, what, say, persons int
 	lines, long               int
 }
 
-// add counts a comment, of which each line is as wide as the source's line.
+// add counts a comment. widths are the widths of its source lines.
 func (p *prose) add(text string, widths []int) {
 	for _, w := range word.FindAllString(text, -1) {
 		p.words++
@@ -90,8 +89,8 @@ func (p *prose) excess() string {
 
 var shrink = flag.Bool("shrink", false, "take packages and pages that are within the limits off the lists of TestProse")
 
-// TestProseOfComments holds the comments of each package to the limits. The list names the packages
-// that still exceed them; it may only shrink.
+// TestProseOfComments checks the comments of each package against the limits. The list contains the
+// packages that still exceed them, and may only shrink.
 func TestProseOfComments(t *testing.T) {
 	all := make(map[string]*prose)
 	of := func(file string) *prose {
@@ -118,8 +117,8 @@ func TestProseOfComments(t *testing.T) {
 	ratchet(t, excess, "unclear_packages.txt")
 }
 
-// TestProseOfPages holds the pages to the limit of words in a sentence, except records of decisions.
-// The list names the pages that still exceed it; it may only shrink.
+// TestProseOfPages checks the sentence length of each page, except decision records. The list
+// contains the pages that still exceed the limit, and may only shrink.
 func TestProseOfPages(t *testing.T) {
 	excess := make(map[string]string)
 	for _, file := range tracked(t, "*.md") {
@@ -134,8 +133,8 @@ func TestProseOfPages(t *testing.T) {
 	ratchet(t, excess, "unclear_pages.txt")
 }
 
-// ratchet compares the names that exceed a limit with the list of those that may. With -shrink it
-// takes the others off the list.
+// ratchet compares the names that exceed a limit with the list of exceptions. With -shrink it
+// removes names that no longer exceed a limit.
 func ratchet(t *testing.T, excess map[string]string, list string) {
 	t.Helper()
 	file := path.Join("internal/archtest/testdata", list)
@@ -181,8 +180,8 @@ var (
 	docstring     = regexp.MustCompile(`(?ms)^[ \t]*[rR]?(?:"""(.*?)"""|'''(.*?)''')`)
 )
 
-// addPython counts comments and docstrings. A triple-quoted string at the start of a line is a
-// docstring.
+// addPython counts comments and docstrings. A triple-quoted string at the start of a line counts as
+// a docstring.
 func addPython(p *prose, text string) {
 	for _, m := range docstring.FindAllString(text, -1) {
 		p.add(m, widths(strings.Split(m, "\n")))

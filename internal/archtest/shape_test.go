@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// The limits of the house style.
+// The limits of the style guide.
 const (
 	maxFileLines      = 500
 	maxMainLines      = 150
@@ -21,7 +21,7 @@ func TestFilesAreShort(t *testing.T) {
 			limit = maxMainLines
 		}
 		if f.lines > limit && !ast.IsGenerated(f.ast) {
-			t.Errorf("%s has %d lines, of %d at most: split it by what its parts are about", f.rel, f.lines, limit)
+			t.Errorf("%s has %d lines, at most %d are allowed: split it by topic", f.rel, f.lines, limit)
 		}
 	}
 }
@@ -56,7 +56,7 @@ func TestNoInit(t *testing.T) {
 	}
 }
 
-// Every package says what it is for: one package comment, of more than a line's worth where it is public.
+// Every package has one package comment. In a public package it is longer than one line.
 func TestPackagesAreDocumented(t *testing.T) {
 	documented := make(map[string]bool)
 	for _, f := range files(t) {

@@ -21,23 +21,23 @@ func TestMain(m *testing.M) { testkit.Main(m) }
 
 const module = "github.com/kvlane/kvlane"
 
-// root is the module's folder, seen from here.
+// root is the path of the module's folder from this package.
 var root = filepath.Join("..", "..")
 
-// pkg is what go list tells of a package.
+// pkg is a package as go list describes it.
 type pkg struct {
 	ImportPath                         string
 	Dir                                string
 	Imports                            []string
 	GoFiles, TestGoFiles, XTestGoFiles []string
-	CgoFiles                           []string // those that import C
+	CgoFiles                           []string // files that import C
 
-	rel string // the import path below the module's; "" is the root
+	rel string // import path relative to the module; "" is the root
 }
 
 // source is a parsed file.
 type source struct {
-	rel   string // slash-separated, from the module's root
+	rel   string // slash-separated path relative to the module's root
 	ast   *ast.File
 	fset  *token.FileSet
 	lines int
@@ -71,7 +71,7 @@ func files(t *testing.T) []source {
 func list() ([]pkg, error) {
 	cmd := exec.Command("go", "list", "-json=ImportPath,Dir,Imports,GoFiles,TestGoFiles,XTestGoFiles,CgoFiles", "./...")
 	cmd.Dir = root
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=1") // or files that use cgo are not listed; nothing is compiled
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=1") // otherwise files that use cgo are not listed; nothing is compiled
 	cmd.Stderr = os.Stderr
 	out, err := cmd.Output()
 	if err != nil {
@@ -94,7 +94,8 @@ func list() ([]pkg, error) {
 	return all, nil
 }
 
-// relative returns an import path below the module's, and whether it is there.
+// relative returns the import path relative to the module, and whether the path belongs to the
+// module.
 func relative(path string) (string, bool) {
 	if path == module {
 		return "", true

@@ -6,7 +6,8 @@ import (
 	"testing"
 )
 
-// suites names for each folder of implementations the conformance suite that every package in it calls from its tests.
+// suites maps each folder of implementations to the conformance suite that the tests of every
+// package in it must call.
 var suites = map[string]string{
 	"device": "devicetest",
 	"stream": "streamtest",
@@ -14,13 +15,13 @@ var suites = map[string]string{
 	"rdma":   "rdmatest",
 }
 
-// noImplementations are packages in those folders that implement nothing of the folder's, but serve those who use it.
+// noImplementations are packages in those folders that do not implement the interface.
 var noImplementations = map[string]bool{
 	"device/signal": true, "device/storage": true, "rdma/channel": true, "rdma/rail": true, "rdma/registry": true,
 	"stream/hoststream": true, "stream/ordered": true, "stream/renew": true, "stream/softnic": true,
 }
 
-// Decorators count: what stands in for an implementation in tests must behave as one.
+// Decorators also run the suite, because they replace implementations in tests.
 func TestImplementationsRunTheirSuite(t *testing.T) {
 	calls := callsOfTests(t)
 	checked := 0
@@ -40,11 +41,11 @@ func TestImplementationsRunTheirSuite(t *testing.T) {
 	}
 }
 
-// Every package's tests end with the check for what they left behind.
+// The tests of every package end with the leak check.
 func TestPackagesCheckForLeaks(t *testing.T) {
 	calls := callsOfTests(t)
 	for _, p := range packages(t) {
-		// The check cannot end the tests of itself.
+		// internal/testkit cannot check itself.
 		if len(p.TestGoFiles)+len(p.XTestGoFiles) == 0 || p.rel == "internal/testkit" {
 			continue
 		}
@@ -54,7 +55,8 @@ func TestPackagesCheckForLeaks(t *testing.T) {
 	}
 }
 
-// callsOfTests returns for each package the qualified functions that its test files call, as "package.Function".
+// callsOfTests returns for each package the qualified functions that its test files call, as
+// "package.Function".
 func callsOfTests(t *testing.T) map[string]map[string]bool {
 	t.Helper()
 	calls := make(map[string]map[string]bool)

@@ -103,7 +103,7 @@ func TestKernelsAreLoadedWhenTheDeviceOpens(t *testing.T) {
 		f := newFake(t)
 		api := f.api()
 		if call != "cuFuncLoad" {
-			api.FuncLoad = nil // a driver before CUDA 12.4
+			api.FuncLoad = nil // as in drivers before CUDA 12.4
 		}
 		drv, err := newDriver(api)
 		must(t, err)

@@ -8,8 +8,8 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// Many copies of one length at equal distances become rows of one call. The others are a batch, in
-// their order.
+// Many copies of equal length at equal distances become rows of one call. The other copies form a
+// batch in their order.
 func TestBatchHasRows(t *testing.T) {
 	f, dev, q, d, h := fakeQueue(t)
 	var two [2]*mem.Region // regions of the fake overlap if they are larger than fakeGrain

@@ -31,8 +31,8 @@ func (f *fake) hostMemory(a *cuda.API) {
 // fakeHost is set in device addresses of host memory.
 const fakeHost = 1 << 60
 
-// one fails the test if bytes at p are host memory of several registrations, because a driver may
-// refuse such copies.
+// one fails the test if the bytes at p span several host registrations, because a driver may refuse
+// such copies.
 func (f *fake) one(p cuda.DevicePtr, bytes uint64) {
 	if p&fakeHost == 0 {
 		return

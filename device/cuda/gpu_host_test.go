@@ -78,7 +78,7 @@ func (f *fixture) adopt(stream uintptr) device.HostStream {
 	return st
 }
 
-// kvlane's threads take no part in a capture: they neither join one nor break it.
+// kvlane's threads neither join nor break a capture of the host program.
 func TestGPUCaptureOfTheHostProgram(t *testing.T) {
 	// A capture ends on the thread where it began.
 	runtime.LockOSThread()
@@ -101,7 +101,7 @@ func TestGPUCaptureOfTheHostProgram(t *testing.T) {
 	if err := host.WaitValue(word, 1); !notSupported(err) {
 		t.Errorf("wait on a capturing stream: %v, want ErrNotSupported", err)
 	}
-	// CUDA forbids all of these to threads in the default mode during a capture.
+	// In the default mode CUDA forbids these calls on any thread during a capture.
 	other := f.queue()
 	r, err := f.dev.Alloc(1<<20, device.AllocOptions{})
 	f.must(err)
@@ -122,7 +122,7 @@ func TestGPUCaptureOfTheHostProgram(t *testing.T) {
 	})
 }
 
-// kvlane leaves no context of its own on any thread.
+// kvlane leaves no context on any thread.
 func TestGPULeavesNoContextBehind(t *testing.T) {
 	f := newFixture(t)
 	h := newHostProgram(t, 0)

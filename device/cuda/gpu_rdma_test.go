@@ -13,13 +13,13 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// TestGPUExportsDMABuf exports memory of either sort, keeps a descriptor open after the memory is
-// freed, and logs the time of an export.
+// TestGPUExportsDMABuf exports shareable and other memory, keeps a descriptor open after the memory
+// is freed, and logs the time of an export.
 func TestGPUExportsDMABuf(t *testing.T) {
 	f := newFixture(t)
 	x, ok := f.dev.(device.DMABufExporter)
 	if !ok {
-		t.Fatalf("%T exports no memory", f.dev)
+		t.Fatalf("%T does not export memory", f.dev)
 	}
 	for _, shareable := range []bool{false, true} {
 		const n = 64 << 20
@@ -39,7 +39,7 @@ func TestGPUExportsDMABuf(t *testing.T) {
 		}
 		f.must(unix.Close(fd))
 		if err := unix.Close(fd); !errors.Is(err, unix.EBADF) {
-			t.Errorf("the descriptor was closed, and closing it again says %v", err)
+			t.Errorf("the descriptor was closed, and closing it again returns %v", err)
 		}
 		t.Logf("exported %d bytes in %v, shareable %v", n, took, shareable)
 	}
@@ -50,7 +50,7 @@ func TestGPUFlushesNICWrites(t *testing.T) {
 	f := newFixture(t)
 	w, ok := f.dev.(device.RemoteWriteFlusher)
 	if !ok {
-		t.Fatalf("%T flushes nothing", f.dev)
+		t.Fatalf("%T does not support flushes", f.dev)
 	}
 	needs, err := w.NeedsFlush()
 	t.Logf("needs a flush: %v, %v", needs, err)

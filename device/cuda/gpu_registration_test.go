@@ -38,7 +38,7 @@ func openGPU(t *testing.T) *Device {
 	return concrete(t, dev)
 }
 
-// Memory of several registrations is copied, in rows and by a kernel, across their ends.
+// Memory of several registrations is copied across their ends, in rows and by a kernel.
 func TestGPUCopiesMemoryOfSeveralRegistrations(t *testing.T) {
 	const slot, slots = 3 << 20, 40
 	d := openGPU(t)
@@ -162,7 +162,7 @@ func logCopyAcross(t *testing.T, d *Device, q device.Queue, host, dev *mem.Regio
 	waitIdle(t, q)
 }
 
-// Pinned memory lies on the GPU's NUMA node, if the kernel reports that node.
+// Pinned memory is on the GPU's NUMA node, if the kernel reports that node.
 func TestGPUPinnedMemoryLiesOnItsNode(t *testing.T) {
 	const size = 256 << 20
 	d := openGPU(t)

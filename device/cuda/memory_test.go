@@ -15,7 +15,7 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// allocators are the ways to get a region.
+// allocators returns all ways to get a region.
 func allocators(t *testing.T) map[string]func(device.Device) (*mem.Region, error) {
 	t.Helper()
 	b, err := hostmem.Alloc(10000)
@@ -149,7 +149,7 @@ func TestAllocKeepsTheErrorOfUndoing(t *testing.T) {
 			t.Errorf("error %v lacks %s", err, want)
 		}
 	}
-	// The step that could not be undone is left, as intended; the test undoes it.
+	// The object whose release failed stays, as intended. The test removes it.
 	api.MemAddressFree = free
 	f.set(func() { clear(f.alive["reservation"]); clear(f.alive["handle"]) })
 }
@@ -172,7 +172,7 @@ func TestRegions(t *testing.T) {
 				t.Errorf("region is %v", r)
 			}
 			if host && uint64(r.Dev()) != uint64(r.CPU())^1<<60 {
-				t.Errorf("device address %#x is not what the driver answered for %#x", r.Dev(), r.CPU())
+				t.Errorf("device address %#x differs from the driver's address for %#x", r.Dev(), r.CPU())
 			}
 			other := newFake(t).open()
 			if err := other.Free(r); !errors.Is(err, errdefs.ErrInvalid) {

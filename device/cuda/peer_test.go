@@ -33,8 +33,8 @@ func fakePeers(t *testing.T, f *fake) (a, b *Device) {
 	return both[0], both[1]
 }
 
-// TestPeersOpenShareableMemory: every reader gets access to memory of cuMemCreate, whether it was
-// allocated before or after.
+// TestPeersOpenShareableMemory checks that every peer gets access to shareable memory, whether it
+// was allocated before or after the peer was enabled.
 func TestPeersOpenShareableMemory(t *testing.T) {
 	f := newFake(t)
 	a, b := fakePeers(t, f)
@@ -114,7 +114,7 @@ func TestPeersThatCannotBe(t *testing.T) {
 	}
 	a.api.DeviceCanAccessPeer = func(_, _ cuda.DeviceID) (bool, cuda.Result) { return true, cuda.Success }
 	a.api.CtxEnablePeerAccess = func(cuda.Context) cuda.Result { return cuda.ErrorPeerAccessAlreadyEnabled }
-	must(t, a.EnablePeer(b)) // the host program was first
+	must(t, a.EnablePeer(b)) // the host program has enabled the access before
 	if !a.reachesPeer(1) {
 		t.Error("not reached")
 	}

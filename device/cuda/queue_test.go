@@ -17,7 +17,7 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// all is the interface of a queue of a device with every ability.
+// all is the interface of a queue with every optional ability.
 type all interface {
 	device.BatchCopier
 	device.Launcher
@@ -76,7 +76,7 @@ func adopt(tb testing.TB, dev device.Device) device.HostStream {
 	return st
 }
 
-// operations has one of each call of a queue and of a stream of the host program.
+// operations returns one call of each operation of a queue and of a host stream.
 func operations(q all, st device.HostStream, d, h *mem.Region) map[string]func() error {
 	k := device.Kernel{Name: device.KernelCopyList, NArgs: 2}
 	return map[string]func() error{
@@ -226,7 +226,7 @@ func TestQueueHasWhatTheDriverAndTheGPUHave(t *testing.T) {
 			}
 		}
 		if len(lacks) != missing {
-			t.Errorf("%d things are missing, and reasons are %v", missing, lacks)
+			t.Errorf("%d abilities are missing, and the reasons are %v", missing, lacks)
 		}
 		for _, why := range lacks {
 			if !errors.Is(why, errdefs.ErrNotSupported) {
@@ -366,7 +366,7 @@ func TestFaultBreaksEveryQueueForGood(t *testing.T) {
 		}
 	}
 	if done, err := e.Done(); done {
-		t.Error("work that faulted is done, though nobody knows")
+		t.Error("failed work is reported as done")
 	} else {
 		broken("done", err)
 	}
@@ -390,16 +390,16 @@ func TestFaultBreaksEveryQueueForGood(t *testing.T) {
 	broken("close device", dev.Close())
 	left := f.left()
 	if left["memory"] != 1 || left["registration"] != 1 || left["context"] != 1 {
-		t.Errorf("what the GPU may still use was freed: left are %v", left)
+		t.Errorf("memory that the GPU may still use was freed: %v are left", left)
 	}
-	// The region stays on purpose, so the test removes it from the leak count.
+	// The memory is leaked on purpose, so the test removes it from the leak count.
 	leak.Add(leak.DeviceBytes, -d.Len())
 	leak.Add(leak.PinnedBytes, -h.Len())
 	leak.Add(leak.HostBytes, -h.Len())
 }
 
-// A thread with a context that cannot be popped would run other code's calls in it. The device
-// reports this from then on.
+// A context that cannot be popped would stay current for other code on that thread. The device
+// reports this as broken from then on.
 func TestContextThatIsLostBreaksTheDevice(t *testing.T) {
 	f := newFake(t)
 	dev := f.openOnly()
@@ -479,7 +479,7 @@ func TestCloseKeepsWhatABusyQueueMayUse(t *testing.T) {
 		t.Errorf("close: %v, want ErrBusy", err)
 	}
 	if left := f.left(); left["memory"] != 1 || left["context"] != 1 {
-		t.Errorf("what the queue may use was freed: left are %v", left)
+		t.Errorf("memory that the queue may use was freed: %v are left", left)
 	}
 	leak.Add(leak.DeviceBytes, -1000) // on purpose
 }

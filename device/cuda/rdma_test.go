@@ -40,7 +40,7 @@ func foreign(t *testing.T, index int, addr mem.DevAddr, n int64) *mem.Region {
 	return r
 }
 
-// TestExportIsOfWholePages: the driver takes whole pages of the host, and the offset is the
+// TestExportIsOfWholePages checks that the driver gets whole host pages, and that the offset is the
 // position of the bytes in them.
 func TestExportIsOfWholePages(t *testing.T) {
 	d, ranges := exporting(t, newFake(t))
@@ -87,7 +87,8 @@ func TestExportRefuses(t *testing.T) {
 	}
 }
 
-// TestNothingToExportWith: the error names the missing ability and wraps ErrNotSupported.
+// TestNothingToExportWith checks that the error names the missing ability and wraps
+// ErrNotSupported.
 func TestNothingToExportWith(t *testing.T) {
 	f := newFake(t)
 	d, ranges := exporting(t, f)
@@ -96,7 +97,7 @@ func TestNothingToExportWith(t *testing.T) {
 		t.Helper()
 		_, _, err := d.ExportDMABuf(e)
 		if !errors.Is(err, errdefs.ErrNotSupported) || !strings.Contains(err.Error(), says) {
-			t.Errorf("error %v, which should say %s", err, says)
+			t.Errorf("error %v, which should contain %s", err, says)
 		}
 	}
 	d.api.MemExportDMABuf = nil
@@ -104,11 +105,11 @@ func TestNothingToExportWith(t *testing.T) {
 	f.rdma[cuda.AttrDMABuf] = 0
 	refused("CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED")
 	if len(*ranges) > 0 {
-		t.Error("the driver was asked all the same")
+		t.Error("the driver was still called")
 	}
 }
 
-// TestNeedsFlush covers every order of NICs' writes that a driver may report.
+// TestNeedsFlush covers every write ordering of NICs that a driver may report.
 func TestNeedsFlush(t *testing.T) {
 	for _, tt := range []struct {
 		ordering cuda.RDMAScope
@@ -140,7 +141,7 @@ func TestNeedsFlush(t *testing.T) {
 	}
 }
 
-// TestRDMACallsReport: every driver call that fails is in the error.
+// TestRDMACallsReport checks that the error names every driver call that fails.
 func TestRDMACallsReport(t *testing.T) {
 	f := newFake(t)
 	d, _ := exporting(t, f)
@@ -172,7 +173,8 @@ func TestRDMACallsReport(t *testing.T) {
 	}
 }
 
-// TestClosedDeviceExportsNothing: its context is gone.
+// TestClosedDeviceExportsNothing checks that a closed device, whose context is released, exports no
+// memory.
 func TestClosedDeviceExportsNothing(t *testing.T) {
 	f := newFake(t)
 	d := concrete(t, f.openOnly())
@@ -186,7 +188,8 @@ func TestClosedDeviceExportsNothing(t *testing.T) {
 	}
 }
 
-// TestShareableMemoryIsForNICsToo: NICs can access shareable memory if the device supports it.
+// TestShareableMemoryIsForNICsToo checks that NICs can access shareable memory if the device
+// supports it.
 func TestShareableMemoryIsForNICsToo(t *testing.T) {
 	for _, can := range []int{0, 1} {
 		f := newFake(t)
@@ -202,7 +205,7 @@ func TestShareableMemoryIsForNICsToo(t *testing.T) {
 		must(t, err)
 		must(t, d.Free(r))
 		if len(asked) != 1 || asked[0] != (can != 0) {
-			t.Errorf("attribute %d: asked for %v", can, asked)
+			t.Errorf("attribute %d: requested %v", can, asked)
 		}
 	}
 }

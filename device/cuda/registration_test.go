@@ -16,9 +16,9 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-const stride = 3 * pageBytes // of the slots in these tests
+const stride = 3 * pageBytes // distance of the slots in these tests
 
-// openShort opens a device that registers at most four pages and a half at once.
+// openShort opens a device whose registrations have at most four and a half pages.
 func openShort(t *testing.T, f *fake) *Device {
 	t.Helper()
 	d := concrete(t, f.open())
@@ -46,7 +46,7 @@ func TestSlotsAreRegisteredWhole(t *testing.T) {
 		t.Errorf("registrations are %v, want %v", f.hosts, want)
 	}
 	if n := f.count("cuMemHostGetDevicePointer_v2"); n != 4 {
-		t.Errorf("%d device addresses were asked for, want one a registration", n)
+		t.Errorf("%d device addresses were requested, want one for each registration", n)
 	}
 	for slot := range int64(7) {
 		e := mem.Extent{Region: r, Off: slot * stride, Len: stride}
@@ -154,7 +154,7 @@ func TestCopiesDoNotCrossRegistrations(t *testing.T) {
 	moves("a copy", all.Len, q.Copy(all, there))
 	moves("a copy back", all.Len-7, q.Copy(there.Sub(7, all.Len-7), all.Sub(7, all.Len-7)))
 	moves("a fill", 0, q.Fill(all, 1))
-	b := q.(device.BatchCopier) //nolint:forcetypeassert,errcheck // the fake's driver has it
+	b := q.(device.BatchCopier) //nolint:forcetypeassert,errcheck // the fake driver supports it
 	var dst, src []mem.Extent
 	// adjacent halves of slots, which may form rows
 	for at := int64(0); at+stride/2 <= host.Len(); at += stride / 2 {

@@ -12,9 +12,9 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// TestExportMemory: the device's own memory has only the handle of its type, and memory of the host
-// program has the handles that the driver supports. The export of a region within an allocation
-// covers the whole allocation and keeps the region's offset.
+// TestExportMemory checks the handle types of an export. The device's own memory has only the type
+// that it was allocated for, and memory of the host program has all types that the driver supports.
+// The export of a sub-region covers the whole allocation and keeps the offset.
 func TestExportMemory(t *testing.T) {
 	f := newFake(t)
 	d := concrete(t, f.open())
@@ -45,8 +45,8 @@ func TestExportMemory(t *testing.T) {
 	f.clean()
 }
 
-// TestExportForeignMemory: memory that the host program allocated is found by its address. Memory
-// of several allocations is refused, not exported in part.
+// TestExportForeignMemory checks that memory of the host program is found by its address, and that
+// memory of several allocations is refused.
 func TestExportForeignMemory(t *testing.T) {
 	f := newFake(t)
 	d := concrete(t, f.open())
@@ -100,8 +100,8 @@ func memoryOfDevice(t *testing.T, index int) *mem.Region {
 	return r
 }
 
-// TestImportMemory: only the importing device can access imported memory, with earlier and with
-// later peers. It cannot be exported again, and is undone in the order unmap, release, free the
+// TestImportMemory checks that only the importing device can access imported memory, with earlier
+// and later peers. It cannot be exported again. Free unmaps it, then releases it, then frees the
 // address.
 func TestImportMemory(t *testing.T) {
 	f := newFake(t)
@@ -118,7 +118,7 @@ func TestImportMemory(t *testing.T) {
 		if !a.Reaches(r) {
 			t.Errorf("%s: not reached", by)
 		}
-		must(t, b.EnablePeer(a)) // the first time it opens existing memory
+		must(t, b.EnablePeer(a)) // gives the peer access to existing memory
 		part, err := mem.NewRegion(mem.RegionSpec{
 			Kind: mem.KindDevice, Device: r.Device(), Len: 1, Dev: r.Dev() + 1, Origin: mem.NewOrigin(func() error { return nil }),
 		})
@@ -160,8 +160,8 @@ func TestImportMemory(t *testing.T) {
 	f.clean()
 }
 
-// TestDefectImportIsAsLongAsItsExporterSays: if an exporter claimed more memory than it has, copies
-// would access addresses after its end.
+// TestDefectImportIsAsLongAsItsExporterSays checks the length that an exporter claims. Otherwise
+// copies could access addresses behind the memory.
 func TestDefectImportIsAsLongAsItsExporterSays(t *testing.T) {
 	f := newFake(t)
 	d := f.open()

@@ -21,12 +21,12 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// library is a libcufile in Go over the fake driver. It checks contexts and records calls.
+// library is a fake libcufile over the fake driver. It checks contexts and records calls.
 type library struct {
 	*fake
 	dev    *Device
 	queued []func()
-	moved  int64 // result of transfers; zero means the requested number
+	moved  int64 // result of transfers; 0: the requested number
 	errno  syscall.Errno
 	status cufile.Status // status of the next failure
 	last   [5]uint64     // of Read and Write
@@ -201,7 +201,7 @@ func TestStorageTransfersAreOfRegions(t *testing.T) {
 	}
 	// The library identifies registered buffers by their start.
 	if want := [5]uint64{l.last[0], uint64(r.Dev()), 50, 7, 100}; l.last != want {
-		t.Errorf("the library was told %d, want %d", l.last, want)
+		t.Errorf("the library got %d, want %d", l.last, want)
 	}
 	l.moved = 49
 	if n, err := sf.Write(mem.Extent{Region: r, Off: 100, Len: 50}, 7); n != 49 || err != nil {
@@ -281,15 +281,15 @@ func TestStorageWordsBelongToTransfers(t *testing.T) {
 		}
 		l.run()
 		if moved, err := x.Wait(t.Context()); moved != c.want || !errors.Is(err, c.err) {
-			t.Errorf("the library said %d: %d, %v", c.moved, moved, err)
+			t.Errorf("the library returned %d: %d, %v", c.moved, moved, err)
 		}
 		x.Close()
 	}
-	// The library writes no result.
+	// The library reports no result.
 	x, err := sf.EnqueueRead(q, mem.Extent{Region: r, Len: 64}, 0)
 	must(t, err)
 	if _, err := x.Wait(t.Context()); !errors.Is(err, errdefs.ErrBroken) {
-		t.Errorf("a transfer of which nothing was said: %v", err)
+		t.Errorf("a transfer without a result: %v", err)
 	}
 	x.Close()
 	l.status = cufile.AsyncNotSupported
@@ -303,8 +303,8 @@ func TestStorageWordsBelongToTransfers(t *testing.T) {
 	must(t, l.dev.Free(r))
 }
 
-// Without an event after a transfer, its end is unknown. Its error reports that, and neither words
-// nor file are released.
+// Without an event, the end of a transfer is unknown. Its error reports that, and neither its words
+// nor its file are released.
 func TestTransferWithoutEventIsNeverOver(t *testing.T) {
 	f := newFake(t)
 	l := &library{fake: f, dev: concrete(t, f.openOnly())}

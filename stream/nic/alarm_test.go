@@ -14,23 +14,23 @@ import (
 	"github.com/kvlane/kvlane/stream/streamtest"
 )
 
-// crier is a provider whose devices tell of the events that a test makes up.
-type crier struct {
+// eventSource is a provider whose devices report the asynchronous events that the test sends.
+type eventSource struct {
 	rdma.Provider
 	events chan rdma.AsyncEvent
 }
 
-type crierDevice struct {
+type eventDevice struct {
 	rdma.Device
-	c *crier
+	c *eventSource
 }
 
-func (c *crier) Open(name string) (rdma.Device, error) {
+func (c *eventSource) Open(name string) (rdma.Device, error) {
 	d, err := c.Provider.Open(name)
-	return &crierDevice{d, c}, err
+	return &eventDevice{d, c}, err
 }
 
-func (d *crierDevice) WaitEvent(ctx context.Context) (rdma.AsyncEvent, error) {
+func (d *eventDevice) WaitEvent(ctx context.Context) (rdma.AsyncEvent, error) {
 	select {
 	case e := <-d.c.events:
 		return e, nil
@@ -39,10 +39,10 @@ func (d *crierDevice) WaitEvent(ctx context.Context) (rdma.AsyncEvent, error) {
 	}
 }
 
-// crying returns g with its first NIC behind a crier.
-func (g *rig) crying(t *testing.T) (*rig, *crier) {
+// withEvents returns g with its first NIC opened through an eventSource.
+func (g *rig) withEvents(t *testing.T) (*rig, *eventSource) {
 	t.Helper()
-	c := &crier{Provider: g.prov, events: make(chan rdma.AsyncEvent)}
+	c := &eventSource{Provider: g.prov, events: make(chan rdma.AsyncEvent)}
 	set := registry.NewDevices(c).NewSet(registry.Options{})
 	t.Cleanup(func() { closeOK(t, set) })
 	n, err := set.NIC(g.nics[0].Name())
@@ -52,8 +52,9 @@ func (g *rig) crying(t *testing.T) (*rig, *crier) {
 	return &rig{dev: g.dev, prov: c, set: set, nics: []*registry.Registry{n}}, c
 }
 
-// TestDeviceTellsOfItsFailure: what a device says of itself or of the stream's queue pair ends requests that would otherwise
-// be waited for until Options.Timeout, and the error says it. Events of others mean nothing.
+// TestDeviceTellsOfItsFailure checks asynchronous events. A failure of the device or of the
+// stream's queue pair ends requests at once, instead of after Options.Timeout, and the error
+// contains the event. Events of other queue pairs are ignored.
 func TestDeviceTellsOfItsFailure(t *testing.T) {
 	for _, tt := range []struct {
 		event rdma.EventType
@@ -69,7 +70,7 @@ func TestDeviceTellsOfItsFailure(t *testing.T) {
 	} {
 		t.Run(tt.event.String(), func(t *testing.T) {
 			plan := fault.New(1)
-			g, c := newRig(t, rigOptions{soft: soft.Options{Faults: plan}}).crying(t)
+			g, c := newRig(t, rigOptions{soft: soft.Options{Faults: plan}}).withEvents(t)
 			s := g.open(t, nic.Options{})
 			dst, src := g.pinned(t, 1000), g.device(t, 1000)
 			plan.Add(fault.Nth(soft.OpRead, 0).Stall())
@@ -79,7 +80,7 @@ func TestDeviceTellsOfItsFailure(t *testing.T) {
 				e.QPNum = s.PairNumber(0)
 			}
 			c.events <- e
-			c.events <- rdma.AsyncEvent{Type: rdma.EventGIDChange} // the first has been passed on
+			c.events <- rdma.AsyncEvent{Type: rdma.EventGIDChange} // the previous event has been delivered
 			if tt.fatal {
 				err := ticket.Wait(deadline(t))
 				if err == nil || !strings.Contains(err.Error(), tt.event.String()) || !strings.Contains(err.Error(), "soft0") {
@@ -102,9 +103,9 @@ func TestDeviceTellsOfItsFailure(t *testing.T) {
 	}
 }
 
-// TestIdleStreamHearsOfFailure: the next Submit is refused, with the reason.
+// TestIdleStreamHearsOfFailure checks that the next Submit is refused with the reason.
 func TestIdleStreamHearsOfFailure(t *testing.T) {
-	g, c := newRig(t, rigOptions{}).crying(t)
+	g, c := newRig(t, rigOptions{}).withEvents(t)
 	s := g.open(t, nic.Options{})
 	c.events <- rdma.AsyncEvent{Type: rdma.EventDeviceFatal}
 	for s.Err() == nil {

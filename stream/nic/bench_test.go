@@ -15,9 +15,10 @@ import (
 	"github.com/kvlane/kvlane/stream/streamtest"
 )
 
-// BenchmarkRequest is what a work request costs on a NIC that moves nothing, that NIC's own work included: loads of
-// scattered pages in batches of so many, up to 16 batches under way. With sges=1 a request has one block, and ns/block is what
-// it costs; by default one queue pair's requests have several blocks.
+// BenchmarkRequest measures the cost of a work request on a NIC that copies nothing, including the
+// NIC's own work. It loads scattered pages in batches of different sizes, with up to 16 batches in
+// flight. With sges=1 each request has one block, so that ns/block is the cost of a request. By
+// default requests have several blocks.
 func BenchmarkRequest(b *testing.B) {
 	const page = 4096
 	for _, c := range []struct {
@@ -36,7 +37,7 @@ func BenchmarkRequest(b *testing.B) {
 	}
 }
 
-// blocks pairs every block of pages, in random order, with one of slots.
+// blocks returns a batch that pairs every page, in random order, with a slot.
 func blocks(slots, pages *mem.Region, dir mem.Direction, size int64) *mem.Batch {
 	n := int(pages.Len() / size)
 	g := mem.PageGroup{
@@ -48,7 +49,8 @@ func blocks(slots, pages *mem.Region, dir mem.Direction, size int64) *mem.Batch 
 	return &mem.Batch{Paged: &mem.Paged{Dir: dir, Groups: []mem.PageGroup{g}}}
 }
 
-// batches cuts b into batches of that many bytes; lists have the blocks of the slots shuffled as well.
+// batches splits b into batches of the given number of bytes. With lists, the slots are shuffled
+// too and each batch is a list.
 func batches(b *mem.Batch, lists bool, bytes int64) []*mem.Batch {
 	g := &b.Paged.Groups[0]
 	n := int(bytes / g.Planes[0].Bytes)
@@ -73,7 +75,7 @@ func batches(b *mem.Batch, lists bool, bytes int64) []*mem.Batch {
 	return all
 }
 
-// benchmarkBatches keeps some of the batches under way, which are of one length.
+// benchmarkBatches keeps under batches of equal length in flight.
 func benchmarkBatches(b *testing.B, s *nic.Stream, batches []*mem.Batch, under int) {
 	b.Helper()
 	b.ReportAllocs()
@@ -86,7 +88,7 @@ func benchmarkBatches(b *testing.B, s *nic.Stream, batches []*mem.Batch, under i
 	tickets := make([]*stream.Ticket, 0, under)
 	begun := cpuTime(b)
 	start := time.Now()
-	b.ResetTimer() // and not b.Loop: what is in flight at the end belongs to the time
+	b.ResetTimer() // b.Loop would not include the batches that are in flight at the end
 	for i := range b.N {
 		if len(tickets) == under {
 			wait(tickets[0])
@@ -108,7 +110,7 @@ func benchmarkBatches(b *testing.B, s *nic.Stream, batches []*mem.Batch, under i
 	b.ReportMetric(float64(cpuTime(b)-begun)/float64(time.Since(start)), "cpus")
 }
 
-// cpuTime is what the process has used of all processors, which other processes change less than the time that passes.
+// cpuTime returns the CPU time of the process. Other processes affect it less than elapsed time.
 func cpuTime(tb testing.TB) time.Duration {
 	tb.Helper()
 	var u unix.Rusage
@@ -118,7 +120,7 @@ func cpuTime(tb testing.TB) time.Duration {
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
-// BenchmarkRoundTrip is how long one small batch takes from Submit to the end of Wait.
+// BenchmarkRoundTrip measures one small batch from Submit to the end of Wait.
 func BenchmarkRoundTrip(b *testing.B) {
 	g := newRig(b, rigOptions{null: true})
 	s := g.openUntilEnd(b, nic.Options{})

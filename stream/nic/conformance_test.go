@@ -21,8 +21,8 @@ func TestConformance(t *testing.T) {
 	})
 }
 
-// TestConformanceStriped has stripes, queues and requests so small that every batch of the suite crosses their bounds, over
-// several queue pairs on two NICs, whose bytes are moved as on a GPU.
+// TestConformanceStriped uses stripes, queues and requests so small that every batch of the suite
+// exceeds them, over several queue pairs on two NICs. The bytes are copied as on a GPU.
 func TestConformanceStriped(t *testing.T) {
 	streamtest.Run(t, func(t *testing.T) streamtest.Env {
 		t.Helper()

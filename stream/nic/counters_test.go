@@ -11,7 +11,8 @@ import (
 	"github.com/kvlane/kvlane/stream/streamtest"
 )
 
-// TestCounters: what a NIC was given, failed and flushed, over two streams, of which the first breaks.
+// TestCounters checks the counts of posted, failed and flushed requests over two streams, of which
+// the first breaks.
 func TestCounters(t *testing.T) {
 	plan := fault.New(1)
 	g := newRig(t, rigOptions{soft: soft.Options{Faults: plan}})

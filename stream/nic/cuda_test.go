@@ -10,7 +10,7 @@ import (
 	"github.com/kvlane/kvlane/stream/streamtest"
 )
 
-// TestConformanceCUDA has NICs in software move the bytes of a GPU: one, and two.
+// TestConformanceCUDA lets one and two software NICs copy the bytes of a GPU.
 func TestConformanceCUDA(t *testing.T) {
 	dev := cudatest.Open(t)
 	for _, nics := range []int{1, 2} {

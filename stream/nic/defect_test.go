@@ -24,7 +24,7 @@ import (
 	"github.com/kvlane/kvlane/stream/streamtest"
 )
 
-// The defects are those of published streams over NICs.
+// The defects of this file were seen in published streams over NICs.
 
 func submit(tb testing.TB, s *nic.Stream, b *mem.Batch) *stream.Ticket {
 	tb.Helper()
@@ -42,8 +42,8 @@ func ok(tb testing.TB, t *stream.Ticket) {
 	}
 }
 
-// brings copies b, and wants the bytes of what it copies to be there: from one pinned region to another by way of gpu.
-func brings(tb testing.TB, s *nic.Stream, dst, gpu, src *mem.Region, n int, size int64) {
+// copiesBytes copies n pieces from one pinned region to another through gpu, and checks the bytes.
+func copiesBytes(tb testing.TB, s *nic.Stream, dst, gpu, src *mem.Region, n int, size int64) {
 	tb.Helper()
 	for i := range src.Bytes() {
 		src.Bytes()[i] = byte(i*7 + i>>8)
@@ -59,7 +59,8 @@ func brings(tb testing.TB, s *nic.Stream, dst, gpu, src *mem.Region, n int, size
 	}
 }
 
-// TestDefectDroppedCallbackAnsweredOK: a request in the middle of a chain fails, whose completion nobody asked for.
+// TestDefectDroppedCallbackAnsweredOK checks that a failure in the middle of a chain of requests is
+// reported, although that request is not signaled.
 func TestDefectDroppedCallbackAnsweredOK(t *testing.T) {
 	plan := fault.New(1, fault.Nth(soft.OpWrite, 7).Fail(errors.New("parity")))
 	g := newRig(t, rigOptions{soft: soft.Options{Faults: plan}})
@@ -73,7 +74,8 @@ func TestDefectDroppedCallbackAnsweredOK(t *testing.T) {
 	wantErr(t, err, errdefs.ErrBroken, fault.ErrInjected)
 }
 
-// TestDefectStatusAndVendorErrorDropped wants everything that is known of the request that failed.
+// TestDefectStatusAndVendorErrorDropped checks that the error contains all available information
+// about the failed request.
 func TestDefectStatusAndVendorErrorDropped(t *testing.T) {
 	plan := fault.New(1, fault.Nth(soft.OpRead, 3).Fail(nil))
 	g := newRig(t, rigOptions{soft: soft.Options{Faults: plan}})
@@ -93,20 +95,21 @@ func TestDefectStatusAndVendorErrorDropped(t *testing.T) {
 	}
 	for _, part := range []string{failed.WC.Status.String(), "vendor error", "RDMA_READ", "soft0", "nic-soft"} {
 		if !strings.Contains(err.Error(), part) {
-			t.Errorf("error %q does not say %q", err, part)
+			t.Errorf("error %q does not contain %q", err, part)
 		}
 	}
 }
 
-// TestDefectWaitWithoutDeadline: a request does not complete, and does not fail. The stream gives up on it, and tickets
-// resolve once nothing can write any more: at once where its bytes have not started to move, else when they have landed.
+// TestDefectWaitWithoutDeadline checks a request that neither completes nor fails. The stream gives
+// it up after a timeout. Its ticket resolves when no more bytes can be written: at once if the copy
+// has not started, otherwise after it has completed.
 func TestDefectWaitWithoutDeadline(t *testing.T) {
 	for _, moving := range []bool{false, true} {
 		nics, gpu := fault.New(1), fault.New(1)
 		g := newRig(t, rigOptions{sim: sim.Options{Faults: gpu}, soft: soft.Options{Faults: nics, DrainTimeout: 20 * time.Millisecond}})
 		timeout := 20 * time.Millisecond
 		if moving {
-			timeout = 2 * time.Second // bytes must have begun to move by then
+			timeout = 2 * time.Second // the copy must start within this time
 		}
 		s := g.open(t, nic.Options{Timeout: timeout})
 		dst, src := g.pinned(t, 1000), g.device(t, 1000)
@@ -135,7 +138,7 @@ func TestDefectWaitWithoutDeadline(t *testing.T) {
 		wantErr(t, ticket.Wait(deadline(t)), context.DeadlineExceeded)
 		nics.Release()
 		noLateWrites(t, dst)
-		// Close may have to tell that a queue pair refused to be reset in the meantime.
+		// Close may report that a queue pair refused to be reset.
 		if err := s.Close(deadline(t)); err != nil && (!moving || !errors.Is(err, errdefs.ErrBusy)) {
 			t.Errorf("close, moving %v: %v", moving, err)
 		}
@@ -145,8 +148,8 @@ func TestDefectWaitWithoutDeadline(t *testing.T) {
 	}
 }
 
-// TestRefusedReset: queue pairs of a NIC that has fallen silent cannot be reset. The stream tries now and then, and the
-// ticket stays unresolved until that has succeeded.
+// TestRefusedReset checks queue pairs that cannot be reset because their NIC does not respond. The
+// stream retries, and the ticket stays unresolved until a reset succeeds.
 func TestRefusedReset(t *testing.T) {
 	plan := fault.New(1)
 	g := newRig(t, rigOptions{soft: soft.Options{Faults: plan}})
@@ -170,34 +173,34 @@ func TestRefusedReset(t *testing.T) {
 		t.Errorf("tried to reset %d times in %v", n, took)
 	}
 	plan.Clear()
-	if err := ticket.Wait(deadline(t)); err != nil { // the requests may have gone on before the queue pair was stopped
+	if err := ticket.Wait(deadline(t)); err != nil { // the requests may have completed before the queue pair was stopped
 		wantErr(t, err, context.DeadlineExceeded)
 	}
 	noLateWrites(t, dst)
 	wantErr(t, s.Err(), context.DeadlineExceeded)
 	if err := s.Close(deadline(t)); err != nil {
-		wantErr(t, err, fault.ErrInjected) // the refusals
+		wantErr(t, err, fault.ErrInjected) // the refused resets
 		if err := s.Close(deadline(t)); err != nil {
 			t.Error(err)
 		}
 	}
 }
 
-// TestDefectFullRingLeavesHalfABatch: a batch of many times what the queue holds.
+// TestDefectFullRingLeavesHalfABatch submits a batch that is many times larger than the queue.
 func TestDefectFullRingLeavesHalfABatch(t *testing.T) {
 	g := newRig(t, rigOptions{})
 	s := g.openUntilEnd(t, nic.Options{SendDepth: 2, QueueDepth: 1})
 	const n = 3000
-	brings(t, s, g.pinned(t, n*9), g.device(t, n*9), g.pinned(t, n*9), n, 8)
+	copiesBytes(t, s, g.pinned(t, n*9), g.device(t, n*9), g.pinned(t, n*9), n, 8)
 }
 
-// TestDefectDeregistrationInFlight unregisters the destination of a copy that is under way.
+// TestDefectDeregistrationInFlight unregisters the destination of a running copy.
 func TestDefectDeregistrationInFlight(t *testing.T) {
 	gpu := fault.New(1)
 	g := newRig(t, rigOptions{sim: sim.Options{Faults: gpu}, soft: soft.Options{DrainTimeout: 20 * time.Millisecond}})
 	s := g.openUntilEnd(t, nic.Options{})
 	dst, src := g.pinned(t, 1000), g.device(t, 1000)
-	t.Cleanup(gpu.Release) // or what is stalled would outlast a failure
+	t.Cleanup(gpu.Release) // otherwise stalled work would outlast a failed test
 	gpu.Add(fault.Nth(sim.OpWork, int(gpu.Seen(sim.OpWork))).Stall())
 	ticket := submit(t, s, streamtest.Strided(dst, src, 20, 8))
 	if err := gpu.Await(deadline(t), 1); err != nil {
@@ -216,7 +219,8 @@ func TestDefectDeregistrationInFlight(t *testing.T) {
 	}
 }
 
-// TestDefectRegistrationPerTransfer: what is not registered is refused, or registered once where that was asked for.
+// TestDefectRegistrationPerTransfer checks that unregistered memory is refused, or registered once
+// with RegisterOnUse.
 func TestDefectRegistrationPerTransfer(t *testing.T) {
 	for _, onUse := range []bool{false, true} {
 		plan := fault.New(1)
@@ -255,14 +259,16 @@ func TestDefectRegistrationPerTransfer(t *testing.T) {
 	}
 }
 
-// TestDefectContextDomainAndRegistrationPerStream opens streams before and after memory is registered.
+// TestDefectContextDomainAndRegistrationPerStream checks that several streams share one context,
+// one protection domain and the registrations, whether they are opened before or after the
+// registration.
 func TestDefectContextDomainAndRegistrationPerStream(t *testing.T) {
 	plan := fault.New(1)
 	g := newRig(t, rigOptions{soft: soft.Options{Faults: plan}})
 	first := g.openUntilEnd(t, nic.Options{})
 	dst, gpu, src := g.pinned(t, 1000), g.device(t, 1000), g.pinned(t, 1000)
 	for _, s := range []*nic.Stream{first, g.openUntilEnd(t, nic.Options{}), g.openUntilEnd(t, nic.Options{})} {
-		brings(t, s, dst, gpu, src, 20, 8)
+		copiesBytes(t, s, dst, gpu, src, 20, 8)
 	}
 	for op, want := range map[string]int64{soft.OpOpen: 1, soft.OpAllocPD: 1, soft.OpRegMR: 3} {
 		if n := plan.Seen(op); n != want {
@@ -271,7 +277,8 @@ func TestDefectContextDomainAndRegistrationPerStream(t *testing.T) {
 	}
 }
 
-// TestDefectPortGIDAndMTUHardCoded has a NIC whose first port is down, whose first GID is empty, and whose MTU is small.
+// TestDefectPortGIDAndMTUHardCoded uses a NIC whose first port is down, whose first GID is empty
+// and whose MTU is small.
 func TestDefectPortGIDAndMTUHardCoded(t *testing.T) {
 	g := newRig(t, rigOptions{soft: soft.Options{Devices: []soft.DeviceOptions{{Ports: []soft.PortOptions{
 		{Down: true}, {MTU: rdma.MTU1024, GIDs: []rdma.GID{{}, {0: 0xfe, 1: 0x80, 15: 9}, {10: 0xff, 11: 0xff, 12: 10, 15: 9}}},
@@ -281,7 +288,7 @@ func TestDefectPortGIDAndMTUHardCoded(t *testing.T) {
 	if a.Port != 2 || a.Address.GIDIndex != 2 || a.PathMTU != rdma.MTU1024 {
 		t.Errorf("port %d, GID %d, MTU %s", a.Port, a.Address.GIDIndex, a.PathMTU)
 	}
-	brings(t, s, g.pinned(t, 1000), g.device(t, 1000), g.pinned(t, 1000), 20, 8)
+	copiesBytes(t, s, g.pinned(t, 1000), g.device(t, 1000), g.pinned(t, 1000), 20, 8)
 
 	o := nic.Options{NICs: []nic.NIC{{Registry: g.nics[0], Connect: rdma.ConnectOptions{Port: 2, GIDIndex: 1, MTU: rdma.MTU256}}}}
 	named, err := nic.Open(o)
@@ -297,7 +304,7 @@ func TestDefectPortGIDAndMTUHardCoded(t *testing.T) {
 	}
 }
 
-// heldMover holds transfers back until release is closed.
+// heldMover delays transfers until release is closed.
 type heldMover struct {
 	soft.Mover
 	held    atomic.Int64
@@ -310,7 +317,8 @@ func (m *heldMover) Move(t *soft.Transfer) {
 	m.work.Go(func() { <-m.release; m.Mover.Move(t) })
 }
 
-// TestDefectOneReadOutstanding has a NIC that answers nine reads at once, and no byte of a dump arrive: nine are under way then.
+// TestDefectOneReadOutstanding uses a NIC that allows nine outstanding reads. With all transfers
+// delayed, exactly nine reads of a dump must be outstanding.
 func TestDefectOneReadOutstanding(t *testing.T) {
 	m := &heldMover{Mover: rdmatest.NullMover{}, release: make(chan struct{})}
 	g := newRig(t, rigOptions{soft: soft.Options{
@@ -322,9 +330,9 @@ func TestDefectOneReadOutstanding(t *testing.T) {
 	for end := time.Now().Add(testkit.Patience()); m.held.Load() < 9 && time.Now().Before(end); {
 		time.Sleep(time.Millisecond)
 	}
-	time.Sleep(5 * time.Millisecond) // for one too many
+	time.Sleep(5 * time.Millisecond) // time for one read too many
 	if n := m.held.Load(); n != 9 {
-		t.Errorf("%d reads are under way on a NIC that has 9 at once", n)
+		t.Errorf("%d reads are outstanding on a NIC that allows 9", n)
 	}
 	close(m.release)
 	ok(t, ticket)
@@ -334,7 +342,8 @@ func TestDefectOneReadOutstanding(t *testing.T) {
 	}
 }
 
-// TestDefectSignalAndDoorbellPerCopy: a batch that fits a chain has one doorbell and one completion.
+// TestDefectSignalAndDoorbellPerCopy checks that a batch that fits one chain needs one doorbell and
+// one completion.
 func TestDefectSignalAndDoorbellPerCopy(t *testing.T) {
 	plan := fault.New(1)
 	g := newRig(t, rigOptions{soft: soft.Options{Faults: plan}})
@@ -346,17 +355,19 @@ func TestDefectSignalAndDoorbellPerCopy(t *testing.T) {
 	}
 }
 
-// TestDefectNoSplitAtMaxMessage has a port of short messages, and copies that are no multiple of them.
+// TestDefectNoSplitAtMaxMessage uses a port with a small maximum message size, and copies that are
+// not multiples of it.
 func TestDefectNoSplitAtMaxMessage(t *testing.T) {
 	g := newRig(t, rigOptions{soft: soft.Options{Devices: []soft.DeviceOptions{{Ports: []soft.PortOptions{{MaxMessageBytes: 1000}}}}}})
 	s := g.openUntilEnd(t, nic.Options{})
-	brings(t, s, g.pinned(t, 30_030), g.device(t, 30_030), g.pinned(t, 30_030), 3, 10_007)
+	copiesBytes(t, s, g.pinned(t, 30_030), g.device(t, 30_030), g.pinned(t, 30_030), 3, 10_007)
 	if requests, _, _, longest := s.Posted(t); longest != 1000 || requests != 2*3*11 {
 		t.Errorf("%d requests, the longest of %d bytes", requests, longest)
 	}
 }
 
-// TestDefectGPUWritesNotFlushed: loads resolve after the flush, dumps need none, and what cannot be flushed fails.
+// TestDefectGPUWritesNotFlushed checks that loads resolve after the flush of the GPU, that dumps
+// need none, and that a failed flush fails the load.
 func TestDefectGPUWritesNotFlushed(t *testing.T) {
 	g := newRig(t, rigOptions{sim: sim.Options{Index: 3}})
 	var devices []int

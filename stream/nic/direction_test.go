@@ -9,8 +9,9 @@ import (
 	"github.com/kvlane/kvlane/stream/streamtest"
 )
 
-// TestListsAlongNeighbours: neighbours on both sides of a list are one entry, and on one side one more entry each, whichever
-// side that is, unless they are few or the list is short. Either way the bytes arrive.
+// TestListsAlongNeighbours checks how list entries are merged. Pieces that are adjacent on both
+// sides are one entry. Pieces that are adjacent on one side only share a request, unless there are
+// few of them or the list is short. The bytes must be right in all cases.
 func TestListsAlongNeighbours(t *testing.T) {
 	g := newRig(t, rigOptions{})
 	listsAlongNeighbours(t, g, streamtest.Pinned(g.dev), streamtest.DeviceMemory(g.dev))
@@ -73,8 +74,8 @@ func listsAlongNeighbours(t *testing.T, g *rig, hosts, devices streamtest.Memory
 	}
 }
 
-// TestPagesAlongSlots: what is scattered over the device and in one piece in the slots travels by few requests, either way, and
-// what is in one piece on the device as well.
+// TestPagesAlongSlots checks that pages that are scattered on the device and adjacent in the slots
+// need few requests in both directions, and so do pages that are adjacent on the device.
 func TestPagesAlongSlots(t *testing.T) {
 	g := newRig(t, rigOptions{})
 	pagesAlongSlots(t, g, streamtest.Pinned(g.dev), streamtest.DeviceMemory(g.dev))
@@ -95,7 +96,7 @@ func pagesAlongSlots(t *testing.T, g *rig, hosts, devices streamtest.Memory) {
 	for name, tt := range map[string]struct {
 		planes         int
 		page, slot     []int
-		gap            int64 // between the planes in a slot
+		gap            int64 // gap between the planes in a slot
 		requests, sges int
 		pairs          int
 	}{

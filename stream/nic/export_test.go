@@ -9,10 +9,10 @@ import (
 	"github.com/kvlane/kvlane/stream"
 )
 
-// FlushTime is how long queue pairs have to flush their requests.
+// FlushTime is the time that queue pairs have to flush their requests.
 const FlushTime = flushTime
 
-// QueuePairs returns what the queue pairs of s say of themselves.
+// QueuePairs returns the queried state of all queue pairs of s.
 func (s *Stream) QueuePairs(tb testing.TB) []rdma.QPInfo {
 	tb.Helper()
 	var infos []rdma.QPInfo
@@ -35,15 +35,16 @@ func (s *Stream) PairOf(addr uint64) int {
 	return slices.Index(s.pairs, q)
 }
 
-// Posted returns how many requests were posted, how many of them ask for a completion, and the most scatter-gather entries
-// and bytes that one had. The queues must not have gone around.
+// Posted returns the number of posted requests, the number of signaled ones, and the largest
+// numbers of scatter-gather entries and of bytes of a request. The queues must not have wrapped
+// around.
 func (s *Stream) Posted(tb testing.TB) (requests, signaled, sges int, bytes int64) {
 	tb.Helper()
 	s.hw.Lock()
 	defer s.hw.Unlock()
 	for _, q := range s.pairs {
 		if q.Posted() > q.mask+1 {
-			tb.Fatal("the queue has gone around")
+			tb.Fatal("the queue has wrapped around")
 		}
 		for i := range q.Posted() {
 			w := &q.wrs[i]
@@ -57,7 +58,7 @@ func (s *Stream) Posted(tb testing.TB) (requests, signaled, sges int, bytes int6
 	return requests, signaled, sges, bytes
 }
 
-// SubmitSpoiled submits b with remote keys that are of no memory.
+// SubmitSpoiled submits b with remote keys that are valid for no memory.
 func (s *Stream) SubmitSpoiled(tb testing.TB, b *mem.Batch) *stream.Ticket {
 	tb.Helper()
 	o, err := s.prepare(b)
@@ -74,7 +75,7 @@ func (s *Stream) SubmitSpoiled(tb testing.TB, b *mem.Batch) *stream.Ticket {
 	return t
 }
 
-// FailPairs moves the queue pairs to the error state behind the stream's back.
+// FailPairs moves the queue pairs to the error state without informing the stream.
 func (s *Stream) FailPairs(tb testing.TB) {
 	tb.Helper()
 	for _, q := range s.pairs {

@@ -19,8 +19,9 @@ import (
 	"github.com/kvlane/kvlane/stream/streamtest"
 )
 
-// TestEveryVerbFails fails each verb, and the work of each request, in turn, on two NICs with two queue pairs each. It wants
-// every failure told, every ticket that succeeded to have brought its bytes, every ticket resolved, and nothing left behind.
+// TestEveryVerbFails fails operation N of each verb and of each request, on two NICs with two queue
+// pairs each. Every failure must be reported, every ticket must resolve, every ticket without an
+// error must have copied its bytes, and no resource may be left.
 func TestEveryVerbFails(t *testing.T) {
 	for _, op := range []string{
 		soft.OpOpen, soft.OpQueryPort, soft.OpQueryGID, soft.OpAllocPD, soft.OpCreateChannel, soft.OpCreateCQ, soft.OpRegMR, soft.OpCreateQP,
@@ -28,7 +29,7 @@ func TestEveryVerbFails(t *testing.T) {
 		soft.OpRead,
 	} {
 		t.Run(op, func(t *testing.T) {
-			limit := 0 // of those that happen as often as goroutines happen to look
+			limit := 0 // limit for operations whose number depends on scheduling
 			if op == soft.OpPoll || op == soft.OpNotify || op == soft.OpWaitChannel {
 				limit = 10
 			}
@@ -47,7 +48,7 @@ func sweep(t *testing.T, op string, limit int) {
 		plan := fault.New(uint64(n), fault.Nth(op, n).Fail(errdefs.ErrNoMemory))
 		err := useAll(t, plan)
 		if lost := plan.Unreported(err); len(lost) > 0 {
-			t.Fatalf("%v went unreported; reported: %v", lost[0], err)
+			t.Fatalf("%v was not reported; reported: %v", lost[0], err)
 		}
 		if n == 0 && plan.Injected() == 0 {
 			t.Fatalf("no operation %q happened", op)
@@ -55,16 +56,16 @@ func sweep(t *testing.T, op string, limit int) {
 	}
 }
 
-// useAll uses everything that a stream has and returns all that it said.
+// useAll uses all functions of a stream and returns the joined errors of all calls.
 func useAll(t *testing.T, plan *fault.Plan) (all error) {
 	t.Helper()
-	said := func(err error) bool {
+	failed := func(err error) bool {
 		all = errors.Join(all, err)
 		return err != nil
 	}
-	twice := func(close func() error) { // at the second try, if the first was made to fail
-		if said(close()) {
-			said(close())
+	twice := func(close func() error) { // twice closes and retries once if the first attempt fails
+		if failed(close()) {
+			failed(close())
 		}
 	}
 	dev, err := sim.Open(sim.Options{})
@@ -85,14 +86,14 @@ func useAll(t *testing.T, plan *fault.Plan) (all error) {
 	var nics []*registry.Registry
 	for _, name := range []string{"soft0", "soft1"} {
 		n, err := set.NIC(name)
-		if said(err) {
+		if failed(err) {
 			return all
 		}
 		nics = append(nics, n)
 		o.NICs = append(o.NICs, nic.NIC{Registry: n})
 	}
 	const n = 80
-	var regions [3]*mem.Region // from the first to the second, which is the device's, to the third
+	var regions [3]*mem.Region // from the first to the second, which is device memory, to the third
 	for i := range regions {
 		if i == 1 {
 			regions[i], err = dev.Alloc(n*9, device.AllocOptions{})
@@ -109,20 +110,20 @@ func useAll(t *testing.T, plan *fault.Plan) (all error) {
 		}()
 	}
 	defer twice(func() error { return registry.Unregister(deadline(t), nics, regions[:]...) })
-	if said(registry.Register(nics, rdma.MROptions{Access: nic.Access}, regions[:]...)) {
+	if failed(registry.Register(nics, rdma.MROptions{Access: nic.Access}, regions[:]...)) {
 		return all
 	}
 	s, err := nic.Open(o)
-	if said(err) {
+	if failed(err) {
 		return all
 	}
 	defer twice(func() error { return s.Close(deadline(t)) })
-	copyBoth(t, s, regions, n, said)
+	copyBoth(t, s, regions, n, failed)
 	return all
 }
 
-// copyBoth copies forth and back.
-func copyBoth(t *testing.T, s *nic.Stream, regions [3]*mem.Region, n int, said func(error) bool) {
+// copyBoth copies bytes to the device and back.
+func copyBoth(t *testing.T, s *nic.Stream, regions [3]*mem.Region, n int, failed func(error) bool) {
 	t.Helper()
 	src, gpu, dst := regions[0], regions[1], regions[2]
 	for i := range src.Bytes() {
@@ -132,12 +133,12 @@ func copyBoth(t *testing.T, s *nic.Stream, regions [3]*mem.Region, n int, said f
 		clear(dst.Bytes())
 		there, back := streamtest.Strided(gpu, src, size, 8), streamtest.Strided(dst, gpu, size, 8)
 		first, err := s.Submit(deadline(t), there)
-		if said(err) {
+		if failed(err) {
 			continue
 		}
 		ticket, err := s.Submit(deadline(t), back)
-		said(first.Wait(deadline(t)))
-		if said(err) || said(ticket.Wait(deadline(t))) {
+		failed(first.Wait(deadline(t)))
+		if failed(err) || failed(ticket.Wait(deadline(t))) {
 			continue
 		}
 		for i := range back.Dst {

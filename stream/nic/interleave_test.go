@@ -12,21 +12,21 @@ import (
 	"github.com/kvlane/kvlane/stream/nic"
 )
 
-// TestSeededInterleavings runs loads and dumps of every shape over one queue pair, or four of two NICs, that order by a seed what
-// requests start and complete when, with some batches cancelled on the way. Whatever order that is, the bytes are those
-// of the order of submission.
+// TestSeededInterleavings runs loads and dumps of every shape on one queue pair, or on four of two
+// NICs, and cancels some. The NICs start and complete requests in a seeded order. The bytes must
+// always be those of the order of submission.
 func TestSeededInterleavings(t *testing.T) {
 	for seed := range uint64(32) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) { newProgram(t, seed).run(40) })
 	}
 }
 
-// program copies between a region of the host and two of the device, and knows what they must hold.
+// program copies between a host region and two device regions, and records their expected content.
 type program struct {
 	testing.TB
 	rng                      *rand.Rand
 	s                        *nic.Stream
-	host, gpu, second, waste *mem.Region // all but the first are of the device
+	host, gpu, second, waste *mem.Region // host is in host memory, the others are in device memory
 	want                     map[*mem.Region][]byte
 }
 
@@ -37,7 +37,7 @@ const (
 
 func newProgram(t *testing.T, seed uint64) *program {
 	t.Helper()
-	pairs := 1 + int(seed/2%2) // alone, it carries what is paged along the slots
+	pairs := 1 + int(seed/2%2) // with one queue pair, paged batches are merged along the slots
 	g := newRig(t, rigOptions{nics: pairs, soft: soft.Options{Schedule: &soft.Schedule{Seed: seed}}})
 	p := &program{
 		TB: t, rng: rand.New(rand.NewPCG(seed, 3)),
@@ -56,7 +56,7 @@ func newProgram(t *testing.T, seed uint64) *program {
 func (p *program) run(steps int) {
 	p.Helper()
 	first := mem.All(p.host).Sub(0, gpuBytes)
-	for _, r := range []*mem.Region{p.gpu, p.second} { // what they hold is not known
+	for _, r := range []*mem.Region{p.gpu, p.second} { // set a known content
 		p.submit(&mem.Batch{Dst: []mem.Extent{mem.All(r)}, Src: []mem.Extent{first}})
 	}
 	for range steps {
@@ -85,7 +85,7 @@ func (p *program) run(steps int) {
 	}
 }
 
-// submit submits b and does to the model what b must do.
+// submit submits b and applies its copies to the expected content.
 func (p *program) submit(b *mem.Batch) *stream.Ticket {
 	p.Helper()
 	t := submit(p, p.s, b)
@@ -95,7 +95,7 @@ func (p *program) submit(b *mem.Batch) *stream.Ticket {
 	return t
 }
 
-// check compares the host's region with the model.
+// check compares the host region with the expected content.
 func (p *program) check() {
 	p.Helper()
 	for i, b := range p.host.Bytes() {
@@ -105,7 +105,7 @@ func (p *program) check() {
 	}
 }
 
-// list copies from anywhere to pieces one behind the other, in any order. The pieces of one side may be neighbours.
+// list returns a batch of random pieces. Pieces of one side may be adjacent.
 func (p *program) list(dst, src *mem.Region) *mem.Batch {
 	var b mem.Batch
 	to, from := p.rng.Int64N(300), p.rng.Int64N(300)
@@ -132,7 +132,7 @@ func (p *program) list(dst, src *mem.Region) *mem.Batch {
 	return &b
 }
 
-// paged copies some of 8 pages of two planes, to or from slots.
+// paged returns a batch that copies some of 8 pages of two planes to or from slots.
 func (p *program) paged(dir mem.Direction) *mem.Batch {
 	g := mem.PageGroup{
 		Planes: []mem.Plane{{Region: p.gpu, Stride: 60, Bytes: 50}, {Region: p.gpu, Base: 500, Stride: 64, Bytes: 33, SlotOff: 50}},
@@ -145,8 +145,9 @@ func (p *program) paged(dir mem.Direction) *mem.Batch {
 	return &mem.Batch{Paged: &mem.Paged{Dir: dir, Groups: []mem.PageGroup{g}}}
 }
 
-// TestLastLoadStays: what lies together on the host is loaded to scattered places, from slots or by a list, and right after that
-// something else to all of them, by the other opcode. They hold what came last, however late the first load's bytes land.
+// TestLastLoadStays loads adjacent host bytes to scattered places, from slots or by a list. Right
+// after that it loads other bytes to the same places with the other opcode. The places must hold
+// the bytes of the second load, however late the first completes.
 func TestLastLoadStays(t *testing.T) {
 	for seed := range uint64(32) {
 		g := newRig(t, rigOptions{soft: soft.Options{Schedule: &soft.Schedule{Seed: seed}}})

@@ -20,7 +20,8 @@ import (
 
 const stripe = 64
 
-// onPair returns the offset of the nth stripe of r, which is aligned to stripes, that queue pair q writes to.
+// onPair returns the offset of stripe n of r among those that queue pair q writes. Stripes are
+// aligned.
 func onPair(tb testing.TB, s *nic.Stream, r *mem.Region, q, n int) int64 {
 	tb.Helper()
 	for off := int64(0); off+stripe <= r.Len(); off += stripe {
@@ -39,8 +40,9 @@ func one(dst *mem.Region, to int64, src *mem.Region) *mem.Batch {
 	return &mem.Batch{Dst: []mem.Extent{{Region: dst, Off: to, Len: stripe}}, Src: []mem.Extent{{Region: src, Len: stripe}}}
 }
 
-// TestCompletionsOutOfOrder holds the first batch's request back while those of the second complete on another queue pair:
-// tickets resolve in order all the same, and both once the first has.
+// TestCompletionsOutOfOrder delays the request of the first batch while requests of the second
+// complete on another queue pair. Tickets must still resolve in order: both after the first batch
+// has completed.
 func TestCompletionsOutOfOrder(t *testing.T) {
 	plan := fault.New(1, fault.Nth(soft.OpWrite, 0).Stall())
 	g := newRig(t, rigOptions{soft: soft.Options{Faults: plan}})
@@ -67,14 +69,15 @@ func TestCompletionsOutOfOrder(t *testing.T) {
 	ok(t, first)
 }
 
-// TestFirstFailureInOrderIsTheCause: of two batches in flight the later one fails first. Each ticket says its own.
+// TestFirstFailureInOrderIsTheCause fails the later of two batches first. Each ticket must return
+// its own error.
 func TestFirstFailureInOrderIsTheCause(t *testing.T) {
 	early, late := errors.New("early"), errors.New("late")
 	plan := fault.New(1, fault.Nth(soft.OpWrite, 0).Stall(), fault.Nth(soft.OpWrite, 1).Fail(late), fault.Nth(soft.OpWrite, 2).Fail(early))
 	g := newRig(t, rigOptions{soft: soft.Options{Faults: plan}})
 	s := g.open(t, nic.Options{QueuePairs: 2, StripeBytes: stripe})
 	dst, src := g.device(t, 64*stripe), g.pinned(t, 2*stripe)
-	b := one(dst, onPair(t, s, dst, 0, 0), src) // the first request stalls, the second fails after the later batch has
+	b := one(dst, onPair(t, s, dst, 0, 0), src) // the first request stalls, the second fails after the later batch has failed
 	b.Dst = append(b.Dst, mem.Extent{Region: dst, Off: onPair(t, s, dst, 0, 5), Len: stripe})
 	b.Src = append(b.Src, mem.Extent{Region: src, Off: stripe, Len: stripe})
 	first := submit(t, s, b)
@@ -89,7 +92,7 @@ func TestFirstFailureInOrderIsTheCause(t *testing.T) {
 	plan.Release()
 	wantErr(t, first.Wait(deadline(t)), early)
 	if err := first.Err(); errors.Is(err, late) || errors.Is(err, errdefs.ErrBroken) {
-		t.Errorf("the first ticket says %v", err)
+		t.Errorf("the first ticket returns %v", err)
 	}
 	wantErr(t, second.Wait(deadline(t)), errdefs.ErrBroken, early, late)
 	_, err := s.Submit(t.Context(), &mem.Batch{})
@@ -99,8 +102,8 @@ func TestFirstFailureInOrderIsTheCause(t *testing.T) {
 	}
 }
 
-// TestCancelDrains cancels a batch of which a part is posted and a part is not: no more is posted, the ticket resolves when
-// what was posted has landed, and the stream goes on.
+// TestCancelDrains cancels a batch that is partly posted. No more requests may be posted, the
+// ticket resolves when the posted ones have completed, and the stream stays usable.
 func TestCancelDrains(t *testing.T) {
 	for _, pairs := range []int{1, 3} {
 		gpu := fault.New(1)
@@ -125,28 +128,30 @@ func TestCancelDrains(t *testing.T) {
 		if c := ticket.Completion(); c.Bytes != 0 || c.Path != stream.PathNICSoft {
 			t.Errorf("completion %+v", c)
 		}
-		brings(t, s, dst, src, g.pinned(t, n*9), n, 8)
+		copiesBytes(t, s, dst, src, g.pinned(t, n*9), n, 8)
 	}
 }
 
-// TestReopen breaks a stream and opens another over the same NIC and memory, again and again.
+// TestReopen repeatedly breaks a stream and opens another one over the same NICs and memory.
 func TestReopen(t *testing.T) {
 	plan := fault.New(1)
 	g := newRig(t, rigOptions{nics: 2, soft: soft.Options{Faults: plan, Devices: []soft.DeviceOptions{{}, {}}}})
 	dst, gpu, src := g.pinned(t, 1000), g.device(t, 1000), g.pinned(t, 1000)
 	for i := range 10 {
 		s := g.open(t, nic.Options{QueuePairs: 2, StripeBytes: stripe})
-		brings(t, s, dst, gpu, src, 20, 8)
+		copiesBytes(t, s, dst, gpu, src, 20, 8)
 		plan.Add(fault.Nth(soft.OpWrite, int(plan.Seen(soft.OpWrite))+i).Fail(nil))
 		wantErr(t, submit(t, s, streamtest.Strided(gpu, src, 20, 8)).Wait(deadline(t)), fault.ErrInjected)
 		if err := s.Close(deadline(t)); err != nil {
 			t.Fatal(err)
 		}
 	}
-	// Nothing of the broken streams holds the memory, which is unregistered when the test ends, or the NICs.
+	// The broken streams must not hold the NICs or the memory, which is unregistered when the test
+	// ends.
 }
 
-// TestDirectionsShareNoRequest: a batch brings bytes to the device and fetches the ones beside them.
+// TestDirectionsShareNoRequest checks that a batch that copies bytes to the device and adjacent
+// bytes from it uses separate requests.
 func TestDirectionsShareNoRequest(t *testing.T) {
 	g := newRig(t, rigOptions{})
 	s := g.openUntilEnd(t, nic.Options{})
@@ -169,10 +174,11 @@ func TestDirectionsShareNoRequest(t *testing.T) {
 	}
 }
 
-// TestAllocationsPerBatch: however many requests a batch has, it allocates its ticket and what stands for it.
+// TestAllocationsPerBatch checks that a batch allocates its ticket and its operation only, however
+// many requests it has.
 func TestAllocationsPerBatch(t *testing.T) {
 	if testing.Short() {
-		testkit.Skip(t, "long", "a count of allocations, which races have no part in; not with -short")
+		testkit.Skip(t, "long", "counts allocations, which does not test concurrency; not with -short")
 	}
 	g := newRig(t, rigOptions{null: true})
 	s := g.openUntilEnd(t, nic.Options{})
@@ -190,7 +196,7 @@ func TestAllocationsPerBatch(t *testing.T) {
 			}
 		}
 		for range 200 {
-			run() // queues and pools grow to their size, those of the NIC in software too
+			run() // warm up: queues and pools grow, also those of the software NIC
 		}
 		if a := testing.AllocsPerRun(100, run); a > 3 {
 			t.Errorf("%v allocations for a batch of %d", a, n)

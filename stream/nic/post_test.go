@@ -17,13 +17,14 @@ import (
 	"github.com/kvlane/kvlane/stream/streamtest"
 )
 
-// refuser is a provider whose queue pairs accept half of the next chain once it is told to, and which notes their states.
+// refuser is a provider whose queue pairs accept half of the next chain if cause is set. It records
+// the states of its queue pairs.
 type refuser struct {
 	rdma.Provider
 	cause error // nil: accept everything
 
 	mu     sync.Mutex
-	states []rdma.QPState // that queue pairs were told to go to
+	states []rdma.QPState // states that queue pairs were moved to
 }
 
 type refuserDevice struct {
@@ -71,7 +72,7 @@ func (q *refuserQP) Modify(a rdma.QPAttr) error {
 	return q.QP.Modify(a)
 }
 
-// refusing returns g with its first NIC behind a refuser.
+// refusing returns g with its first NIC opened through a refuser.
 func (g *rig) refusing(t *testing.T, p rdma.Provider) (*rig, *refuser) {
 	t.Helper()
 	r := &refuser{Provider: p}
@@ -84,14 +85,15 @@ func (g *rig) refusing(t *testing.T, p rdma.Provider) (*rig, *refuser) {
 	return &rig{dev: g.dev, set: set, nics: []*registry.Registry{n}}, r
 }
 
-// TestPostRefusedHalfWay: what was accepted asked for no completion, so only stopping the queue pair proves that it is over.
+// TestPostRefusedHalfWay checks a chain that is accepted in part. The accepted requests are not
+// signaled, so the stream must stop the queue pair to know that they have ended.
 func TestPostRefusedHalfWay(t *testing.T) {
 	g := newRig(t, rigOptions{})
 	g, r := g.refusing(t, g.prov)
 	refusedHalfWay(t, g, r, g.pinned(t, 1000), g.device(t, 1000), 50, 8)
 }
 
-// TestVerbsPostRefusedHalfWay has packets under way when the queue pair is stopped.
+// TestVerbsPostRefusedHalfWay does the same with packets in flight when the queue pair is stopped.
 func TestVerbsPostRefusedHalfWay(t *testing.T) {
 	g := verbs(t)
 	g, r := g.refusing(t, g.prov)
@@ -102,7 +104,7 @@ func TestVerbsPostRefusedHalfWay(t *testing.T) {
 
 func refusedHalfWay(t *testing.T, g *rig, r *refuser, dst, src *mem.Region, n int, size int64) {
 	t.Helper()
-	for range 2 { // the NIC is as good as before
+	for range 2 { // the NIC must work as before
 		s := g.openUntilEnd(t, nic.Options{})
 		ok(t, submit(t, s, streamtest.Strided(dst, src, n, size)))
 		r.cause = errors.New("no room")
@@ -118,8 +120,8 @@ func refusedHalfWay(t *testing.T, g *rig, r *refuser, dst, src *mem.Region, n in
 	}
 }
 
-// TestErrorBeforeReset: where completions cannot be had, queue pairs are reset, but not before they have been in error for a
-// while.
+// TestErrorBeforeReset checks that queue pairs are reset if completions cannot be polled, but only
+// after they have been in the error state for a while.
 func TestErrorBeforeReset(t *testing.T) {
 	plan := fault.New(1)
 	g := newRig(t, rigOptions{soft: soft.Options{Faults: plan}})

@@ -10,8 +10,8 @@ import (
 	"github.com/kvlane/kvlane/stream/nic"
 )
 
-// TestHostPinnedRegistersDeviceAddress checks that NICs know host-pinned memory by its device
-// address, find it by that, and move its bytes. Pinned memory may begin within a page.
+// TestHostPinnedRegistersDeviceAddress checks that NICs register host-pinned memory by its device
+// address, find it by that address, and copy its bytes. Pinned memory may start within a page.
 func TestHostPinnedRegistersDeviceAddress(t *testing.T) {
 	g := newRig(t, rigOptions{})
 	b, err := hostmem.Alloc(1 << 14)
@@ -48,11 +48,11 @@ func TestHostPinnedRegistersDeviceAddress(t *testing.T) {
 	if g.nics[0].Covers(mem.All(sameAtCPU), rdma.AccessLocalWrite) {
 		t.Error("host-pinned memory is found by its CPU address")
 	}
-	brings(t, g.openUntilEnd(t, nic.Options{}), r, g.device(t, 1000), g.pinned(t, 1000), 20, 8)
+	copiesBytes(t, g.openUntilEnd(t, nic.Options{}), r, g.device(t, 1000), g.pinned(t, 1000), 20, 8)
 }
 
-// TestBuffersRegisterDeviceAddress checks that the entries of buffers have the addresses and keys by
-// which NICs know their memory, and that freeing them leaves nothing registered.
+// TestBuffersRegisterDeviceAddress checks that the entries of buffers have the registered addresses
+// and keys, and that freeing the buffers leaves nothing registered.
 func TestBuffersRegisterDeviceAddress(t *testing.T) {
 	g := newRig(t, rigOptions{})
 	n := g.nics[0]
@@ -105,7 +105,8 @@ func TestBuffersRegisterDeviceAddress(t *testing.T) {
 	}
 }
 
-// TestAdjacentRegions: copies to neighbouring bytes of two regions, whose registrations have keys of their own, are two requests.
+// TestAdjacentRegions checks that copies to adjacent bytes of two regions with different keys are
+// two requests.
 func TestAdjacentRegions(t *testing.T) {
 	g := newRig(t, rigOptions{})
 	b, err := hostmem.Alloc(8192)
@@ -113,7 +114,7 @@ func TestAdjacentRegions(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = hostmem.Free(b) })
-	whole, err := g.dev.RegisterHost(b) // the halves adjoin at both addresses
+	whole, err := g.dev.RegisterHost(b) // the halves are adjacent at both addresses
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -22,13 +22,15 @@ import (
 	"github.com/kvlane/kvlane/stream/streamtest"
 )
 
-// layers is a batch of a page group a layer, between blocks on the host and a paged cache on the device, that tells what has landed.
+// layers is a batch with one page group for each layer, between blocks on the host and a paged
+// cache on the device. It records reports of completed groups.
 type layers struct {
 	*streamtest.Reports
 	batch *mem.Batch
 }
 
-// layers makes a batch of so many groups of two planes of so many bytes each. What it tells must have landed at its destination.
+// layers returns a batch of groups with two planes each. Each report checks that the bytes of the
+// group are at their destination.
 func (g *rig) layers(tb testing.TB, dir mem.Direction, groups, pages int, plane int64) *layers {
 	tb.Helper()
 	l := &layers{batch: &mem.Batch{Paged: &mem.Paged{Dir: dir}}}
@@ -68,7 +70,7 @@ func (g *rig) layers(tb testing.TB, dir mem.Direction, groups, pages int, plane 
 		for dst, src := range one.Extents() {
 			want := noise[src.Off : src.Off+src.Len]
 			if !bytes.Equal(read(dst), want) {
-				tb.Errorf("group %d has not landed when that is told", group)
+				tb.Errorf("group %d is reported before it has completed", group)
 				return
 			}
 		}
@@ -83,7 +85,7 @@ func (l *layers) submit(tb testing.TB, s *nic.Stream) *stream.Ticket {
 	return t
 }
 
-// eventually waits until l has told of n groups, and looks whether it tells of more.
+// eventually waits until n groups are reported, and checks that no further group is reported.
 func (l *layers) eventually(tb testing.TB, n int) {
 	tb.Helper()
 	for end := time.Now().Add(testkit.Patience()); l.Completed() < n && time.Now().Before(end); {
@@ -91,14 +93,14 @@ func (l *layers) eventually(tb testing.TB, n int) {
 	}
 	time.Sleep(3 * time.Millisecond)
 	if l.Completed() != n {
-		tb.Errorf("told of %d groups, want %d", l.Completed(), n)
+		tb.Errorf("%d groups reported, want %d", l.Completed(), n)
 	}
 }
 
-// holder is a mover that does not begin with what is held.
+// holder is a mover that delays selected transfers.
 type holder struct {
 	soft.Mover
-	holds func(t *soft.Transfer) bool // one at a time
+	holds func(t *soft.Transfer) bool // selects one transfer at a time
 
 	mu   sync.Mutex
 	held []*soft.Transfer
@@ -121,7 +123,7 @@ func (h *holder) hold(these func(t *soft.Transfer) bool) {
 	h.holds = these
 }
 
-// release moves what is held, and holds nothing more.
+// release moves the delayed transfers and selects no more.
 func (h *holder) release() {
 	h.mu.Lock()
 	held := h.held
@@ -132,7 +134,7 @@ func (h *holder) release() {
 	}
 }
 
-// holding is a machine whose NICs' transfers can be held back.
+// holding returns a rig whose NICs' transfers can be delayed.
 func holding(tb testing.TB, nics int) (*rig, *holder) {
 	tb.Helper()
 	dev := simulated(tb)
@@ -140,11 +142,11 @@ func holding(tb testing.TB, nics int) (*rig, *holder) {
 	tb.Cleanup(mover.close)
 	h := &holder{Mover: mover}
 	g := newRig(tb, rigOptions{dev: dev, nics: nics, soft: soft.Options{Mover: h}})
-	tb.Cleanup(h.release) // where the test fails, and the stream is to close
+	tb.Cleanup(h.release) // if the test fails and must close the stream
 	return g, h
 }
 
-// groupOf returns the group that a transfer begins with, and -1 for another batch's.
+// groupOf returns the first group of a transfer, or -1 if it belongs to another batch.
 func (l *layers) groupOf(tr *soft.Transfer) int {
 	g := &l.batch.Paged.Groups[0]
 	for _, e := range []mem.Extent{tr.Batch.Dst[0], tr.Batch.Src[0]} {
@@ -155,8 +157,9 @@ func (l *layers) groupOf(tr *soft.Transfer) int {
 	return -1
 }
 
-// TestTellsInOrder holds back a request of one group after the other, while the NICs' other queue pairs go on: told is of the
-// groups before it, and of those behind it once it has landed.
+// TestTellsInOrder delays a request of each group in turn while other queue pairs continue.
+// Meanwhile only the groups before it may be reported. The later groups are reported after that
+// request has completed.
 func TestTellsInOrder(t *testing.T) {
 	const groups, pages, plane = 6, 4, 64 << 10
 	for _, rails := range []struct{ nics, pairs, requests int }{{1, 1, 2}, {3, 1, 5}, {2, 2, 5}} {
@@ -179,8 +182,8 @@ func TestTellsInOrder(t *testing.T) {
 						l.eventually(t, group)
 					}
 					time.Sleep(3 * time.Millisecond)
-					if n := l.Completed(); n > group { // a NIC in software has one engine, and may have had no time for all before it
-						t.Errorf("told of %d groups, while a request of group %d is held", n, group)
+					if n := l.Completed(); n > group { // a software NIC has one engine, which may not have completed all earlier groups
+						t.Errorf("%d groups reported while a request of group %d is delayed", n, group)
 					}
 					h.release()
 					ok(t, ticket)
@@ -190,7 +193,7 @@ func TestTellsInOrder(t *testing.T) {
 	}
 }
 
-// TestTellsOfGroupsThatShareARequest has requests of four groups each, and holds one of them back.
+// TestTellsOfGroupsThatShareARequest uses requests of four groups each, and delays one of them.
 func TestTellsOfGroupsThatShareARequest(t *testing.T) {
 	for _, dir := range []mem.Direction{mem.ToSlots, mem.ToPages} {
 		for n := range 3 {
@@ -206,7 +209,8 @@ func TestTellsOfGroupsThatShareARequest(t *testing.T) {
 	}
 }
 
-// TestTellsNothingThatFailed has one request of a batch after the other fail, over two NICs.
+// TestTellsNothingThatFailed fails each request of a batch in turn, over two NICs. No failed group
+// may be reported.
 func TestTellsNothingThatFailed(t *testing.T) {
 	for dir, op := range map[mem.Direction]string{mem.ToSlots: soft.OpRead, mem.ToPages: soft.OpWrite} {
 		for n := 0; ; n++ {
@@ -231,7 +235,8 @@ func TestTellsNothingThatFailed(t *testing.T) {
 	}
 }
 
-// TestTellsWhatDevicesSee has a NIC whose writes the device sees when they are flushed. Small groups share a flush.
+// TestTellsWhatDevicesSee uses a NIC whose writes are visible to the device only after a flush.
+// Small groups share a flush.
 func TestTellsWhatDevicesSee(t *testing.T) {
 	for name, tt := range map[string]struct {
 		groups, pages int
@@ -253,13 +258,14 @@ func TestTellsWhatDevicesSee(t *testing.T) {
 			l := g.layers(t, mem.ToPages, tt.groups, tt.pages, tt.plane)
 			ok(t, l.submit(t, s))
 			if l.Completed() == 0 || flushes.Load() > tt.flushes {
-				t.Errorf("told of %d groups of %d, with %d flushes", l.Completed(), tt.groups, flushes.Load())
+				t.Errorf("%d groups of %d reported, with %d flushes", l.Completed(), tt.groups, flushes.Load())
 			}
 		})
 	}
 }
 
-// TestTellsNothingThatCannotBeFlushed: a flush that fails before the batch has landed fails it, and nothing is told.
+// TestTellsNothingThatCannotBeFlushed checks that a failed flush fails the batch, and that no group
+// is reported.
 func TestTellsNothingThatCannotBeFlushed(t *testing.T) {
 	cause := errors.New("no flush today")
 	g, h := holding(t, 1)
@@ -279,7 +285,7 @@ func TestTellsNothingThatCannotBeFlushed(t *testing.T) {
 	h.release()
 	wantErr(t, ticket.Wait(deadline(t)), cause)
 	if l.Completed() > 0 {
-		t.Errorf("told of %d groups", l.Completed())
+		t.Errorf("%d groups reported", l.Completed())
 	}
 }
 
@@ -293,7 +299,7 @@ func simulated(tb testing.TB) device.Device {
 	return dev
 }
 
-// lateMover is a mover whose writes to the device are seen there when they are flushed.
+// lateMover is a mover whose writes become visible to the device only when it is flushed.
 type lateMover struct {
 	mu     sync.Mutex
 	unseen []mem.Batch
@@ -305,7 +311,7 @@ func (m *lateMover) Move(t *soft.Transfer) {
 	m.mu.Lock()
 	m.unseen = append(m.unseen, mem.Batch{Dst: slices.Clone(t.Batch.Dst), Src: slices.Clone(t.Batch.Src)})
 	m.mu.Unlock()
-	time.Sleep(2 * time.Millisecond) // longer than a flush, so that there is something to tell before all has landed
+	time.Sleep(2 * time.Millisecond) // longer than a flush, so that groups are reported before the batch has completed
 	t.Done(nil)
 }
 

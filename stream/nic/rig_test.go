@@ -31,8 +31,8 @@ func deadline(tb testing.TB) context.Context {
 	return ctx
 }
 
-// copyMover moves a software NIC's bytes by copy streams of a device, one transfer after the other, so that one that
-// fails takes no other with it.
+// copyMover copies a software NIC's bytes on copy streams of a device. It runs one transfer at a
+// time, so that a failed transfer does not affect others.
 type copyMover struct {
 	dev  device.Device
 	work chan *soft.Transfer
@@ -46,7 +46,7 @@ func newCopyMover(dev device.Device) *copyMover {
 }
 
 func (m *copyMover) Reaches(r *mem.Region) error {
-	if r.Dev() == 0 && r.Kind() != mem.KindHost { // the NIC's own memory, of which nothing is copied here
+	if r.Dev() == 0 && r.Kind() != mem.KindHost { // the NIC's own memory; not copied by these tests
 		return fmt.Errorf("the device does not reach the %s: %w", r, errdefs.ErrNotSupported)
 	}
 	return nil
@@ -92,7 +92,7 @@ func (m *copyMover) close() {
 	<-m.done
 }
 
-// rig is a machine with a GPU and NICs in software.
+// rig is a simulated machine with a GPU and software NICs.
 type rig struct {
 	dev  device.Device
 	prov rdma.Provider
@@ -102,15 +102,16 @@ type rig struct {
 
 type rigOptions struct {
 	sim      sim.Options
-	nics     int // zero: one
+	nics     int // default: 1
 	soft     soft.Options
 	registry registry.Options
-	dev      device.Device // nil: a simulated one
-	null     bool          // bytes do not move
-	stream   bool          // they are moved by softnic.Mover
+	dev      device.Device // default: a simulated device
+	null     bool          // the NICs copy no bytes
+	stream   bool          // softnic.Mover copies the bytes
 }
 
-// streamMover is the mover for GPUs, on a copy stream that chooses its paths. It is closed when the test ends.
+// streamMover returns the mover for GPUs, on a copy stream that chooses its paths. It is closed
+// when the test ends.
 func streamMover(tb testing.TB, dev device.Device) soft.Mover {
 	tb.Helper()
 	m := softnic.NewMover(func() (stream.Stream, error) { return streamcopy.Open(dev, streamcopy.Options{}) })
@@ -122,7 +123,7 @@ func streamMover(tb testing.TB, dev device.Device) soft.Mover {
 	return m
 }
 
-// newRig makes a machine that must have no complaint when it is taken down.
+// newRig opens a rig. It must close without an error when the test ends.
 func newRig(tb testing.TB, o rigOptions) *rig {
 	tb.Helper()
 	g := &rig{dev: o.dev}
@@ -174,7 +175,7 @@ func closeOK(tb testing.TB, c interface{ Close() error }) {
 	}
 }
 
-// memory has all of m registered with the NICs.
+// memory returns m with an Alloc that registers memory with the NICs.
 func (g *rig) memory(m streamtest.Memory) streamtest.Memory {
 	alloc := m.Alloc
 	m.Alloc = func(tb testing.TB, bytes int64) *mem.Region {
@@ -209,7 +210,7 @@ func (g *rig) device(tb testing.TB, n int64) *mem.Region {
 	return g.memory(streamtest.DeviceMemory(g.dev)).Alloc(tb, n)
 }
 
-// options completes o with the rig's NICs.
+// options adds the rig's NICs to o.
 func (g *rig) options(o nic.Options) nic.Options {
 	for _, n := range g.nics {
 		o.NICs = append(o.NICs, nic.NIC{Registry: n})
@@ -217,7 +218,7 @@ func (g *rig) options(o nic.Options) nic.Options {
 	return o
 }
 
-// open opens a stream that the caller closes.
+// open opens a stream that the caller must close.
 func (g *rig) open(tb testing.TB, o nic.Options) *nic.Stream {
 	tb.Helper()
 	s, err := nic.Open(g.options(o))
@@ -227,7 +228,7 @@ func (g *rig) open(tb testing.TB, o nic.Options) *nic.Stream {
 	return s
 }
 
-// openUntilEnd opens a stream that the test's end closes, without a complaint.
+// openUntilEnd opens a stream. Its Close must succeed when the test ends.
 func (g *rig) openUntilEnd(tb testing.TB, o nic.Options) *nic.Stream {
 	tb.Helper()
 	s := g.open(tb, o)
@@ -239,7 +240,7 @@ func (g *rig) openUntilEnd(tb testing.TB, o nic.Options) *nic.Stream {
 	return s
 }
 
-// env is the environment of the suite.
+// env returns the environment of the conformance suite.
 func (g *rig) env(tb testing.TB, o nic.Options) streamtest.Env {
 	tb.Helper()
 	return streamtest.Env{

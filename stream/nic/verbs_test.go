@@ -18,10 +18,10 @@ import (
 	"github.com/kvlane/kvlane/stream/streamtest"
 )
 
-// The tests of this file run on the NICs of this machine, tools/rxe/run's for example, and need no GPU: device memory is host
-// memory that goes by a device address.
+// The tests of this file use the NICs of this machine, for example those of tools/rxe/run, and need
+// no GPU. Device memory is host memory with a device address.
 
-// verbs returns the machine's NICs, or skips the test where it has none.
+// verbs returns the machine's NICs, or skips the test if it has none.
 func verbs(t *testing.T) *rig {
 	t.Helper()
 	p, err := ibv.Load()
@@ -51,7 +51,7 @@ func verbs(t *testing.T) *rig {
 	return g
 }
 
-// plainMemory is host memory, by its CPU address or as if it were a device's.
+// plainMemory is host memory, with its CPU address or with a device address.
 func plainMemory(kind mem.Kind) streamtest.Memory {
 	backing := make(map[*mem.Region][]byte)
 	return streamtest.Memory{
@@ -68,7 +68,7 @@ func plainMemory(kind mem.Kind) streamtest.Memory {
 				}
 			})
 			r, err := hostmem.Region(b)
-			if kind == mem.KindDevice { // for want of a GPU: host memory, which the NIC is given by this address
+			if kind == mem.KindDevice { // without a GPU: host memory that the NIC gets by a device address
 				r, err = mem.NewRegion(mem.RegionSpec{Kind: kind, Len: n, Dev: mem.DevAddr(hostmem.Addr(b))})
 			}
 			if err != nil {
@@ -100,9 +100,9 @@ func TestVerbsConformance(t *testing.T) {
 	})
 }
 
-// TestVerbsFailures drives queue pairs into error by keys of no memory, and behind the stream's back. Tickets fail with the
-// status, and streams that are opened afterwards work. Where packets cross a link, soft-RoCE may have flushed the queue pair,
-// which is the one that refused, before the refusal has come back.
+// TestVerbsFailures moves queue pairs to the error state, by keys of no memory and without
+// informing the stream. Tickets must fail with the status, and new streams must work. With packet
+// loss, soft-RoCE may flush the failed queue pair before the refusal returns.
 func TestVerbsFailures(t *testing.T) { failures(t, verbs(t), os.Getenv(rdmatest.LossEnv) != "") }
 
 func TestFailures(t *testing.T) { failures(t, newRig(t, rigOptions{}), false) }

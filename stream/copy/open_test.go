@@ -49,10 +49,10 @@ func batching(q device.Queue) device.Queue {
 func TestOpenRefuses(t *testing.T) {
 	dev := openSim(t, sim.Options{})
 	tests := []struct {
-		name string
-		hide func(device.Queue) device.Queue
-		o    streamcopy.Options
-		is   error
+		name  string
+		hide  func(device.Queue) device.Queue
+		o     streamcopy.Options
+		is    error
 		words []string
 	}{
 		{"kernel without launcher", bare, streamcopy.Options{Path: stream.PathKernel}, errdefs.ErrNotSupported, []string{"kernel", "sim 0"}},

@@ -43,6 +43,8 @@ type ClientOptions struct {
 	Retries int
 	// Timeout is the time for calls whose context has no deadline. Zero: DefaultTimeout.
 	Timeout time.Duration
+	// RDMA lets the server access memory. Nil: bytes are sent over the connection.
+	RDMA *RDMAOptions
 }
 
 // ClientStats has counters since the client was made.
@@ -53,6 +55,8 @@ type ClientStats struct {
 	Fences        int64 // requests that ended by a fence
 	FenceTimeouts int64 // fences that closed the connection
 	Corrupt       int64 // entries whose checksum was wrong
+	Remote        int64 // sub-batches that were sent by RDMA
+	RemoteRefused int64 // connections without RDMA, because the server or the NIC refused it
 }
 
 // Client stores and retrieves pieces of blocks at a server, over one connection at a time. It opens
@@ -64,6 +68,7 @@ type ClientStats struct {
 type Client struct {
 	o      ClientOptions
 	client [16]byte
+	slots  *slots        // nil: without RDMA
 	dial   chan struct{} // buffers one; held while the connection is replaced
 
 	mu     sync.Mutex
@@ -90,8 +95,16 @@ func NewClient(o ClientOptions) (*Client, error) {
 	if _, err := rand.Read(c.client[:]); err != nil {
 		return nil, fmt.Errorf("number the client: %w", err)
 	}
-	h := c.hello(context.Background())
-	return c, h.Validate()
+	if err := c.hello(context.Background()).Validate(); err != nil {
+		return nil, err
+	}
+	if o.RDMA != nil {
+		var err error
+		if c.slots, err = openSlots(&c.o); err != nil {
+			return nil, fmt.Errorf("make client with RDMA: %w", err)
+		}
+	}
+	return c, nil
 }
 
 func (c *Client) hello(ctx context.Context) *Hello {
@@ -132,10 +145,14 @@ func (c *Client) bound(ctx context.Context) (context.Context, context.CancelFunc
 
 // Stats returns the counters.
 func (c *Client) Stats() ClientStats {
-	return ClientStats{
+	s := ClientStats{
 		Connections: c.connections.Load(), Batches: c.batches.Load(), Retries: c.retries.Load(), Fences: c.fences.Load(),
 		FenceTimeouts: c.fenceTimeouts.Load(), Corrupt: c.corrupt.Load(),
 	}
+	if c.slots != nil {
+		s.Remote, s.RemoteRefused = c.slots.sent.Load(), c.slots.refused.Load()
+	}
+	return s
 }
 
 // Close closes the connection. Calls in progress fail with ErrClosed, and their memory is not
@@ -146,12 +163,12 @@ func (c *Client) Close(ctx context.Context) error {
 	conn := c.conn
 	c.mu.Unlock()
 	if conn == nil {
-		return nil
+		return c.slots.close(ctx)
 	}
 	conn.fail(nil)
 	select {
 	case <-conn.ended:
-		return nil
+		return c.slots.close(ctx)
 	case <-ctx.Done():
 		return fmt.Errorf("close client of block server: %w: %w", errdefs.ErrBusy, context.Cause(ctx))
 	}
@@ -197,7 +214,7 @@ func (c *Client) connect(ctx context.Context) (*conn, error) {
 	if err != nil {
 		return nil, lostError{fmt.Errorf("dial block server: %w", err)}
 	}
-	conn, err := openConn(ctx, nc, c.hello(ctx))
+	conn, err := openConn(ctx, nc, c.hello(ctx), c.slots)
 	if err != nil && !wire.Answered(err) {
 		return nil, lostError{err}
 	}

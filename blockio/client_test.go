@@ -16,7 +16,7 @@ import (
 func TestClientOverTCP(t *testing.T) { blockiotest.Run(t, tcp) }
 
 // tcp serves connections over TCP until the test ends.
-func tcp(tb testing.TB, s *blockiotest.Server) func(ctx context.Context) (net.Conn, error) {
+func tcp(tb testing.TB, s *blockiotest.Server, o *blockio.ClientOptions) {
 	tb.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -38,7 +38,7 @@ func tcp(tb testing.TB, s *blockiotest.Server) func(ctx context.Context) (net.Co
 		}
 		served.Wait()
 	})
-	return func(ctx context.Context) (net.Conn, error) {
+	o.Dial = func(ctx context.Context) (net.Conn, error) {
 		return new(net.Dialer).DialContext(ctx, "tcp", l.Addr().String())
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/wire"
 )
 
@@ -34,7 +35,8 @@ type call struct {
 	request  Request
 	ctx      context.Context // a call that is queued when it ends is not sent; nil: none
 	deadline time.Time
-	memory   [][]byte // of each entry of a store or retrieve
+	memory   [][]byte // of each entry of a store or retrieve; nil for device memory
+	extents  []mem.Extent
 	done     chan struct{}
 
 	// The goroutines of the connection write these. The caller reads them after done.
@@ -43,10 +45,13 @@ type call struct {
 
 	// The connection's mutex guards these.
 	written, answered bool
+	rdma              bool // the result is a flag
+
+	remote *remote // the link's mutex guards it
 }
 
 // control reports whether the call needs no credit.
-func (k *call) control() bool { return k.request.Op == OpCancel || k.request.Op == OpKeepAlive }
+func (k *call) control() bool { return Control(k.request.Op) }
 
 // conn is a connection. One goroutine writes requests and another one reads results. A call that
 // was sent ends with its result, or after both goroutines have returned: nothing accesses its
@@ -55,6 +60,7 @@ type conn struct {
 	nc     net.Conn
 	w      *wire.FrameWriter
 	r      *wire.FrameReader
+	link   *link // nil: without RDMA
 	limits Limits
 	boot   [16]byte
 	wake   chan struct{} // buffers one
@@ -71,20 +77,33 @@ type conn struct {
 	err     error
 }
 
-// openConn sends the hello over nc and reads its result. It closes nc after an error.
-func openConn(ctx context.Context, nc net.Conn, h *Hello) (*conn, error) {
+// openConn sends the hello over nc and reads its result. With slots it connects a queue pair too,
+// unless the server refuses. It closes nc after an error.
+func openConn(ctx context.Context, nc net.Conn, h *Hello, s *slots) (*conn, error) {
 	stop := context.AfterFunc(ctx, func() { _ = nc.SetDeadline(time.Unix(1, 0)) })
 	c, err := sayHello(nc, h)
+	if err == nil && s != nil {
+		var refusal error
+		if c.link, refusal, err = c.attach(s); refusal != nil {
+			s.refused.Add(1)
+		}
+	}
 	if err == nil && !stop() {
 		err = context.Cause(ctx)
 	}
 	if err != nil {
 		stop()
+		if c != nil && c.link != nil {
+			c.link.close()
+		}
 		return nil, errors.Join(fmt.Errorf("connect to block server: %w", err), context.Cause(ctx), nc.Close())
 	}
 	var both sync.WaitGroup
 	both.Go(func() { c.fail(c.write()) })
 	both.Go(func() { c.fail(c.read()) })
+	if c.link != nil {
+		both.Go(func() { c.fail(c.link.run()) })
+	}
 	go func() {
 		both.Wait()
 		c.end()
@@ -136,6 +155,9 @@ func (c *conn) fail(err error) {
 		c.err = err
 	}
 	close(c.stop)
+	if c.link != nil {
+		c.link.cancel()
+	}
 	nc := c.nc
 	if t, ok := nc.(interface{ NetConn() net.Conn }); ok {
 		nc = t.NetConn() // closing TLS may wait for the peer
@@ -150,8 +172,11 @@ func (c *conn) failure() error {
 	return c.err
 }
 
-// end ends all calls after both goroutines have returned.
+// end ends all calls after the goroutines have returned and the queue pair is closed.
 func (c *conn) end() {
+	if c.link != nil {
+		c.link.close()
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, k := range c.queue {
@@ -243,6 +268,9 @@ func (c *conn) fence(k *call) {
 	defer timer.Stop()
 	select {
 	case <-cancel.done:
+		if c.link != nil {
+			c.link.settle(k)
+		}
 		select {
 		case <-k.done: // the result precedes that of the cancellation
 		default:
@@ -291,8 +319,14 @@ func (c *conn) write() error {
 		}
 		left := max(k.deadline.Sub(now).Milliseconds(), 1)
 		k.request.RemainingMillis = uint32(min(left, MaxMillis))
+		sentByNIC, err := c.sendRemote(k)
+		if err != nil {
+			return err
+		}
+		if sentByNIC {
+			continue
+		}
 		sent = append(sent, k)
-		var err error
 		if body, err = packer.Request(body[:0], &k.request, &c.limits); err != nil {
 			return err
 		}
@@ -304,6 +338,28 @@ func (c *conn) write() error {
 			return err
 		}
 	}
+}
+
+// sendRemote sends a store or retrieve through the queue pair. It reports false if the call must go
+// over the socket. A call that cannot do that ends.
+func (c *conn) sendRemote(k *call) (done bool, err error) {
+	if k.extents == nil {
+		return false, nil
+	}
+	if c.link != nil {
+		if done, err = c.link.send(k); done || err != nil {
+			return done, err
+		}
+	}
+	if !slices.ContainsFunc(k.memory, func(b []byte) bool { return b == nil }) {
+		return false, nil
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.calls, k.request.ID)
+	c.credits++
+	c.finish(k, fmt.Errorf("device memory that the server cannot reach: %w", errdefs.ErrNotSupported))
+	return true, nil
 }
 
 // flush sends the appended frames. The calls of sent may end then.
@@ -361,6 +417,9 @@ func (c *conn) read() error {
 		id := le.Uint64(body[8:])
 		c.mu.Lock()
 		k := c.calls[id]
+		if k != nil && k.rdma {
+			k = nil
+		}
 		c.mu.Unlock()
 		if k == nil || k.answered { // only this goroutine sets answered
 			return invalid("result of request %d, which is not in progress", id)

@@ -16,6 +16,7 @@ import (
 	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/testkit"
+	"github.com/kvlane/kvlane/rdma"
 )
 
 func TestMain(m *testing.M) { testkit.Main(m) }
@@ -66,6 +67,7 @@ func requests() map[string]*Request {
 		"stat":          {Op: OpStat, ID: 10, RemainingMillis: 1000},
 		"keep-alive":    {Op: OpKeepAlive, ID: 11, RemainingMillis: 1000},
 		"cancel":        {Op: OpCancel, ID: 12, RemainingMillis: 200, IDs: []uint64{2}},
+		"attach":        {Op: OpAttach, ID: 13, RemainingMillis: 200, Endpoint: endpoint()},
 	}
 }
 
@@ -87,7 +89,12 @@ func results() map[string]*Result {
 		"stat":       {Op: OpStat, ID: 10, Status: StatusOK, Credits: 1, Stat: Stat{1, 2, 3, 4, 5, 6, 7, 8}},
 		"keep-alive": {Op: OpKeepAlive, ID: 11, Status: StatusOK, Credits: 3},
 		"cancel":     {Op: OpCancel, ID: 12, Status: StatusOK, Credits: 1},
+		"attach":     {Op: OpAttach, ID: 13, Status: StatusOK, Endpoint: endpoint()},
 	}
+}
+
+func endpoint() rdma.Endpoint {
+	return rdma.Endpoint{QPNum: 0x123456, PSN: 0xabcdef, GID: rdma.GID{0: 0xfe, 1: 0x80, 15: 1}, LID: 7, MTU: rdma.MTU4096, RDepth: 16}
 }
 
 func hello() *Hello {

@@ -29,12 +29,13 @@ const (
 	OpStat
 	OpKeepAlive
 	OpCancel // after its result the server does not access memory of the cancelled request
+	OpAttach // connects a queue pair to the connection
 	ops
 )
 
 var opNames = [ops]string{
 	OpHello: "hello", OpStore: "store", OpRetrieve: "retrieve", OpExist: "exist", OpLease: "lease", OpRenew: "renew",
-	OpRelease: "release", OpDelete: "delete", OpFlush: "flush", OpStat: "stat", OpKeepAlive: "keep-alive", OpCancel: "cancel",
+	OpRelease: "release", OpDelete: "delete", OpFlush: "flush", OpStat: "stat", OpKeepAlive: "keep-alive", OpCancel: "cancel", OpAttach: "attach",
 }
 
 // String returns the operation's name.
@@ -53,15 +54,19 @@ const (
 	formPieces
 	formKeys
 	formIDs
+	formEndpoint
 )
 
 var forms = [ops]form{
 	OpStore: formPieces, OpRetrieve: formPieces, OpExist: formKeys, OpLease: formKeys, OpDelete: formKeys,
-	OpRenew: formIDs, OpRelease: formIDs, OpCancel: formIDs,
+	OpRenew: formIDs, OpRelease: formIDs, OpCancel: formIDs, OpAttach: formEndpoint,
 }
 
 // entryBytes is the length of an entry of each form.
-var entryBytes = [...]int{formPieces: 96, formKeys: 40, formIDs: 8}
+var entryBytes = [...]int{formPieces: 96, formKeys: 40, formIDs: 8, formEndpoint: endpointBytes}
+
+// Control reports whether requests of the operation need no credit.
+func Control(o Op) bool { return o == OpCancel || o == OpKeepAlive || o == OpAttach }
 
 // Status is the result of a request or of one of its entries.
 type Status uint16

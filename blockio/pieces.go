@@ -43,15 +43,15 @@ func Split(dst []Piece, k block.Key, id block.Digest, l *block.Layout, m mem.Ext
 
 // Store stores pieces and sets errs[i] to the error of pieces[i]. The pieces of one image may be in
 // any order. The server publishes a block when it has all of its bytes. The slices have equal
-// lengths. The CPU must reach the memory, which must not change until Store returns.
+// lengths. The memory must not change until Store returns. Without RDMA the CPU must reach it.
 func (c *Client) Store(ctx context.Context, pieces []Piece, errs []error) {
 	c.transfer(ctx, OpStore, pieces, errs)
 }
 
 // Retrieve reads pieces to their memory, verifies their checksums, and sets errs[i] to the error of
 // pieces[i]: ErrNotFound for a miss, ErrCorrupt for a wrong checksum. After an error the memory is
-// undefined. The slices have equal lengths. The CPU must reach the memory. Retrieve does not write
-// to it after it has returned.
+// undefined. The slices have equal lengths. Without RDMA the CPU must reach the memory. Nothing
+// writes to it after Retrieve has returned.
 func (c *Client) Retrieve(ctx context.Context, pieces []Piece, errs []error) {
 	c.transfer(ctx, OpRetrieve, pieces, errs)
 }
@@ -61,13 +61,21 @@ func (c *Client) transfer(ctx context.Context, op Op, pieces []Piece, errs []err
 	defer cancel()
 	var few [4]int
 	pending := few[:0]
+	var sums []uint64
+	if op == OpStore {
+		sums = make([]uint64, len(pieces))
+	}
 	for i := range pieces {
-		if errs[i] = pieces[i].check(); errs[i] == nil {
+		errs[i] = c.check(&pieces[i])
+		if errs[i] == nil && op == OpStore {
+			sums[i], errs[i] = c.sum(pieces[i].Mem)
+		}
+		if errs[i] == nil {
 			pending = append(pending, i)
 		}
 	}
 	for attempt := 0; len(pending) > 0; attempt++ {
-		c.attempt(ctx, op, attempt, pieces, errs, pending)
+		c.attempt(ctx, op, attempt, pieces, sums, errs, pending)
 		var failure error
 		again := pending[:0]
 		for _, i := range pending {
@@ -82,14 +90,19 @@ func (c *Client) transfer(ctx context.Context, op Op, pieces []Piece, errs []err
 	}
 }
 
-func (p *Piece) check() error {
+func (c *Client) check(p *Piece) error {
 	if err := p.Mem.Validate(); err != nil {
 		return err
 	}
-	if p.Mem.Bytes() == nil {
-		return fmt.Errorf("piece in the %s: a connection without RDMA needs memory that the CPU reaches: %w", p.Mem.Region, errdefs.ErrNotSupported)
+	return c.o.RDMA.checkPiece(p.Mem)
+}
+
+// sum returns the checksum of memory.
+func (c *Client) sum(e mem.Extent) (uint64, error) {
+	if b := e.Bytes(); b != nil {
+		return xxh3.Hash(b), nil
 	}
-	return nil
+	return c.o.RDMA.Sum(e)
 }
 
 // batch is a sub-batch: a call, and the indices of its pieces.
@@ -101,9 +114,10 @@ type batch struct {
 // reset makes an ended batch an empty one. It keeps the memory of its slices.
 func (b *batch) reset(op Op) {
 	clear(b.memory)
+	clear(b.extents)
 	*b = batch{
 		call: call{
-			request: Request{Op: op, Entries: b.request.Entries[:0]}, memory: b.memory[:0], result: Result{Entries: b.result.Entries[:0]},
+			request: Request{Op: op, Entries: b.request.Entries[:0]}, memory: b.memory[:0], extents: b.extents[:0], result: Result{Entries: b.result.Entries[:0]},
 		},
 		pieces: b.pieces[:0],
 	}
@@ -111,7 +125,7 @@ func (b *batch) reset(op Op) {
 
 // attempt sends the pending pieces in sub-batches and sets their errors. All sub-batches are sent
 // before the first is waited for, and a failure of one does not affect the others.
-func (c *Client) attempt(ctx context.Context, op Op, number int, pieces []Piece, errs []error, pending []int) {
+func (c *Client) attempt(ctx context.Context, op Op, number int, pieces []Piece, sums []uint64, errs []error, pending []int) {
 	conn, err := c.connect(ctx)
 	if err != nil {
 		for _, i := range pending {
@@ -122,7 +136,7 @@ func (c *Client) attempt(ctx context.Context, op Op, number int, pieces []Piece,
 	var few [4]*batch
 	started := few[:0]
 	for len(pending) > 0 {
-		b := c.build(conn, op, pieces, pending)
+		b := c.build(conn, op, pieces, sums, pending)
 		b.ctx, b.deadline, b.request.Phase = ctx, c.deadline(ctx), number&1 == 1
 		pending = pending[len(b.pieces):]
 		c.batches.Add(1)
@@ -142,7 +156,7 @@ func (c *Client) attempt(ctx context.Context, op Op, number int, pieces []Piece,
 }
 
 // build returns a sub-batch of the first pending pieces, within the bounds.
-func (c *Client) build(conn *conn, op Op, pieces []Piece, pending []int) *batch {
+func (c *Client) build(conn *conn, op Op, pieces []Piece, sums []uint64, pending []int) *batch {
 	entries, bytes := min(c.o.BatchEntries, int(conn.limits.Entries)), min(c.o.BatchBytes, conn.limits.RequestBytes)
 	b, _ := c.batchPool.Get().(*batch)
 	if b == nil {
@@ -152,16 +166,16 @@ func (c *Client) build(conn *conn, op Op, pieces []Piece, pending []int) *batch 
 	sum := uint64(0)
 	for _, i := range pending {
 		p := &pieces[i]
-		m := p.Mem.Bytes()
-		if sum += uint64(len(m)); len(b.pieces) == entries || len(b.pieces) > 0 && sum > bytes {
+		n := uint64(p.Mem.Len)
+		if sum += n; len(b.pieces) == entries || len(b.pieces) > 0 && sum > bytes {
 			break
 		}
-		e := Entry{Key: p.Key, Identity: p.Identity, Offset: p.Offset, Length: uint64(len(m)), FirstShard: p.FirstShard, EndShard: p.EndShard}
+		e := Entry{Key: p.Key, Identity: p.Identity, Offset: p.Offset, Length: n, FirstShard: p.FirstShard, EndShard: p.EndShard}
 		if op == OpStore {
-			e.Sum = xxh3.Hash(m)
+			e.Sum = sums[i]
 		}
 		b.pieces = append(b.pieces, i)
-		b.memory = append(b.memory, m)
+		b.memory, b.extents = append(b.memory, p.Mem.Bytes()), append(b.extents, p.Mem)
 		b.request.Entries = append(b.request.Entries, e)
 	}
 	return b
@@ -182,7 +196,9 @@ func (c *Client) resolve(b *batch, err error, errs []error) {
 			continue
 		}
 		if b.request.Op == OpRetrieve {
-			sum = xxh3.Hash(b.memory[n])
+			if sum, errs[i] = c.sum(b.extents[n]); errs[i] != nil {
+				continue
+			}
 		}
 		if sum != e.Sum {
 			c.corrupt.Add(1)

@@ -6,6 +6,7 @@ import (
 
 	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/rdma"
 )
 
 const (
@@ -44,10 +45,11 @@ type Request struct {
 	RemainingMillis uint32
 	ResponseAddr    mem.DevAddr // zero: the result is sent
 	ResponseKey     uint32
-	LeaseMillis     uint32     // of lease and renew
-	Entries         []Entry    // of store and retrieve
-	Keys            []KeyEntry // of exist, lease and delete
-	IDs             []uint64   // of renew, release and cancel
+	LeaseMillis     uint32        // of lease and renew
+	Entries         []Entry       // of store and retrieve
+	Keys            []KeyEntry    // of exist, lease and delete
+	IDs             []uint64      // of renew, release and cancel
+	Endpoint        rdma.Endpoint // of attach
 }
 
 // Bytes returns the sum of the lengths of the entries.
@@ -67,7 +69,9 @@ func (r *Request) DataBytes() uint64 {
 }
 
 // Count returns the number of entries.
-func (r *Request) Count() int { return len(r.Entries) + len(r.Keys) + len(r.IDs) }
+func (r *Request) Count() int {
+	return len(r.Entries) + len(r.Keys) + len(r.IDs) + endpoints(&r.Endpoint)
+}
 
 // Validate returns ErrInvalid for a request that may not be sent within the limits. Only the server
 // knows identities and layouts.
@@ -86,6 +90,8 @@ func (r *Request) Validate(l *Limits) error {
 		return invalid("%v with a lease of %d ms", r.Op, r.LeaseMillis)
 	case r.Addressed && form != formPieces:
 		return invalid("%v with addresses of memory", r.Op)
+	case r.Endpoint != rdma.Endpoint{} && form != formEndpoint:
+		return invalid("%v with an endpoint", r.Op)
 	case len(r.Entries) > 0 && form != formPieces || len(r.Keys) > 0 && form != formKeys || len(r.IDs) > 0 && form != formIDs:
 		return invalid("%v with %d pieces, %d keys and %d ids", r.Op, len(r.Entries), len(r.Keys), len(r.IDs))
 	case form != formNone && r.Count() == 0 || r.Count() > r.most(l):
@@ -97,7 +103,7 @@ func (r *Request) Validate(l *Limits) error {
 // most returns the maximum number of entries.
 func (r *Request) most(l *Limits) int {
 	switch {
-	case r.Op == OpCancel:
+	case r.Op == OpCancel || r.Op == OpAttach:
 		return 1
 	case forms[r.Op] == formNone:
 		return 0
@@ -108,6 +114,9 @@ func (r *Request) most(l *Limits) int {
 }
 
 func (r *Request) validateEntries(l *Limits) error {
+	if r.Op == OpAttach {
+		return validEndpoint(&r.Endpoint)
+	}
 	bytes := uint64(0)
 	for i := range r.Entries {
 		e := &r.Entries[i]
@@ -146,7 +155,7 @@ func (r *Request) validateEntries(l *Limits) error {
 func (r *Request) equal(o *Request) bool {
 	return r.Op == o.Op && r.Phase == o.Phase && r.Addressed == o.Addressed && r.ID == o.ID && r.RemainingMillis == o.RemainingMillis &&
 		r.ResponseAddr == o.ResponseAddr && r.ResponseKey == o.ResponseKey && r.LeaseMillis == o.LeaseMillis &&
-		slices.Equal(r.Entries, o.Entries) && slices.Equal(r.Keys, o.Keys) && slices.Equal(r.IDs, o.IDs)
+		slices.Equal(r.Entries, o.Entries) && slices.Equal(r.Keys, o.Keys) && slices.Equal(r.IDs, o.IDs) && r.Endpoint == o.Endpoint
 }
 
 func flagIf(b bool, f uint16) uint16 {
@@ -191,6 +200,9 @@ func (r *Request) append(dst []byte) []byte {
 	}
 	for _, id := range r.IDs {
 		dst = le.AppendUint64(dst, id)
+	}
+	if r.Op == OpAttach {
+		dst = appendEndpoint(dst, &r.Endpoint)
 	}
 	return dst
 }
@@ -252,6 +264,8 @@ func (r *Request) decodeEntries(b []byte) error {
 			})
 		case formKeys:
 			r.Keys = append(r.Keys, KeyEntry{Key: block.Key(b[:32]), Identity: le.Uint64(b[32:])})
+		case formEndpoint:
+			return decodeEndpoint(&r.Endpoint, b)
 		case formIDs, formNone:
 			r.IDs = append(r.IDs, le.Uint64(b))
 		}

@@ -2,6 +2,8 @@ package blockio
 
 import (
 	"slices"
+
+	"github.com/kvlane/kvlane/rdma"
 )
 
 const (
@@ -42,6 +44,7 @@ type Result struct {
 	Presence    []Presence    // of exist
 	Statuses    []Status      // of renew, release and delete
 	Stat        Stat
+	Endpoint    rdma.Endpoint // of attach
 }
 
 // DataBytes returns the number of bytes that follow the result over sockets, unless the request had
@@ -79,12 +82,17 @@ func (r *Result) Validate(l *Limits) error {
 	case len(r.Entries) > 0 && forms[r.Op] != formPieces || len(r.Presence) > 0 && r.Op != OpExist,
 		len(r.Statuses) > 0 && r.Op != OpRenew && r.Op != OpRelease && r.Op != OpDelete:
 		return invalid("result of %v with entries of another operation", r.Op)
+	case r.Endpoint != rdma.Endpoint{} && (r.Op != OpAttach || !ok):
+		return invalid("result of %v with an endpoint", r.Op)
 	case r.Stat != Stat{} && (r.Op != OpStat || !ok):
 		return invalid("result of %v with figures", r.Op)
-	case ok != (r.count() > 0) && (perEntry(r.Op) || r.Op == OpExist):
+	case ok != (r.count() > 0) && (perEntry(r.Op) || r.Op == OpExist || r.Op == OpAttach):
 		return invalid("result of %v with %v and %d entries", r.Op, r.Status, r.count())
 	case !ok && (r.LeaseMillis != 0 || r.Leased != 0):
 		return invalid("result of %v with %v and a lease", r.Op, r.Status)
+	}
+	if ok && r.Op == OpAttach {
+		return validEndpoint(&r.Endpoint)
 	}
 	return r.validateEntries(l)
 }
@@ -139,12 +147,12 @@ func (r *Result) Answers(q *Request) error {
 
 // count returns the number of entries in the frame.
 func (r *Result) count() int {
-	return len(r.Entries) + len(r.Presence) + len(r.Statuses) + int(r.Leased)
+	return len(r.Entries) + len(r.Presence) + len(r.Statuses) + int(r.Leased) + endpoints(&r.Endpoint)
 }
 
 func (r *Result) equal(o *Result) bool {
 	return r.Op == o.Op && r.Phase == o.Phase && r.ID == o.ID && r.Status == o.Status && r.Credits == o.Credits && r.Bytes == o.Bytes &&
-		r.LeaseMillis == o.LeaseMillis && r.LeaseID == o.LeaseID && r.Leased == o.Leased && r.Stat == o.Stat &&
+		r.LeaseMillis == o.LeaseMillis && r.LeaseID == o.LeaseID && r.Leased == o.Leased && r.Stat == o.Stat && r.Endpoint == o.Endpoint &&
 		slices.Equal(r.Entries, o.Entries) && slices.Equal(r.Presence, o.Presence) && slices.Equal(r.Statuses, o.Statuses)
 }
 
@@ -176,6 +184,9 @@ func (r *Result) append(dst []byte) []byte {
 	}
 	for _, s := range r.Statuses {
 		dst = le.AppendUint16(dst, uint16(s))
+	}
+	if r.Op == OpAttach && r.succeeded() {
+		dst = appendEndpoint(dst, &r.Endpoint)
 	}
 	if r.Op == OpStat && r.succeeded() {
 		s := &r.Stat
@@ -231,6 +242,8 @@ func (r *Result) contentBytes(count uint64) uint64 {
 		return 8
 	case r.Op == OpExist:
 		return 2 * ((count + 7) / 8)
+	case r.Op == OpAttach:
+		return count * endpointBytes
 	case forms[r.Op] == formPieces:
 		return count * resultBytes
 	case perEntry(r.Op):
@@ -246,6 +259,8 @@ func (r *Result) decodeContent(b []byte, count int) error {
 		for i, p := range []*uint64{&s.Blocks, &s.Bytes, &s.CapacityBytes, &s.Hits, &s.Misses, &s.Stores, &s.Evictions, &s.Leased} {
 			*p = le.Uint64(b[8*i:])
 		}
+	case r.Op == OpAttach && len(b) > 0:
+		return decodeEndpoint(&r.Endpoint, b)
 	case r.Op == OpLease && count > 0:
 		r.Leased, r.LeaseID = uint32(count), le.Uint64(b)
 	case forms[r.Op] == formPieces:

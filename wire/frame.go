@@ -53,30 +53,39 @@ func (f *FrameWriter) Buffered() int64 { return f.out.Buffered() }
 // flush earlier frames. It returns ErrInvalid for a body of 4 GiB or more, and then adds nothing.
 // After an error of the connection all calls return that error.
 func (f *FrameWriter) Append(body []byte, data ...[]byte) error {
-	if uint64(len(body)) > math.MaxUint32 {
-		return fmt.Errorf("frame with a body of %d bytes: %w", len(body), errdefs.ErrInvalid)
-	}
 	var n uint64
 	for _, d := range data {
 		n += uint64(len(d))
 	}
-	prefix := f.prefix[:]
-	binary.LittleEndian.PutUint32(prefix[0:], uint32(len(body)))
-	binary.LittleEndian.PutUint64(prefix[8:], n)
-	binary.LittleEndian.PutUint32(prefix[4:], frameSum(prefix, body))
-	if err := f.out.Copy(prefix); err != nil {
-		return err
-	}
-	if err := f.out.Copy(body); err != nil {
+	if err := f.AppendHead(body, n); err != nil {
 		return err
 	}
 	for _, d := range data {
-		if err := f.out.Append(d); err != nil {
+		if err := f.AppendData(d); err != nil {
 			return err
 		}
 	}
 	return nil
 }
+
+// AppendHead adds a frame with that body. The caller adds its data, of that many bytes, by calls of
+// AppendData, and may call Flush between them. The errors are those of Append.
+func (f *FrameWriter) AppendHead(body []byte, data uint64) error {
+	if uint64(len(body)) > math.MaxUint32 {
+		return fmt.Errorf("frame with a body of %d bytes: %w", len(body), errdefs.ErrInvalid)
+	}
+	prefix := f.prefix[:]
+	binary.LittleEndian.PutUint32(prefix[0:], uint32(len(body)))
+	binary.LittleEndian.PutUint64(prefix[8:], data)
+	binary.LittleEndian.PutUint32(prefix[4:], frameSum(prefix, body))
+	if err := f.out.Copy(prefix); err != nil {
+		return err
+	}
+	return f.out.Copy(body)
+}
+
+// AppendData adds data to the last frame. Long data are referenced, as by Append.
+func (f *FrameWriter) AppendData(d []byte) error { return f.out.Append(d) }
 
 // Flush writes all frames. When it returns, no data are referenced. After an error the connection
 // may have any part of the frames, and is not usable.

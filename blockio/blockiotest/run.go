@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"net"
 	"slices"
 	"sync/atomic"
 	"testing"
@@ -16,11 +15,14 @@ import (
 	"github.com/kvlane/kvlane/internal/sys/hostmem"
 	"github.com/kvlane/kvlane/internal/testkit"
 	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/rdma"
+	"github.com/kvlane/kvlane/rdma/registry"
 )
 
-// Transport returns the function that opens connections to a server. The server serves each by
-// Server.Serve, until the test ends.
-type Transport func(tb testing.TB, s *Server) func(ctx context.Context) (net.Conn, error)
+// Transport sets ClientOptions.Dial to a function that opens connections to a server, which serves
+// each by Server.Serve until the test ends. It may set ClientOptions.RDMA: the suite then registers
+// the memory of calls.
+type Transport func(tb testing.TB, s *Server, o *blockio.ClientOptions)
 
 // Run runs the conformance suite over a transport.
 func Run(t *testing.T, transport Transport) {
@@ -51,6 +53,7 @@ type rig struct {
 	*blockio.Client
 	s      *Server
 	layout *block.Layout
+	rdma   *blockio.RDMAOptions // nil: without RDMA
 }
 
 func newRig(t *testing.T, transport Transport, l blockio.Limits, o blockio.ClientOptions) *rig {
@@ -58,7 +61,8 @@ func newRig(t *testing.T, transport Transport, l blockio.Limits, o blockio.Clien
 	r := &rig{s: NewServer(l)}
 	shards := []int64{9000, 4096, 20000}
 	o.Formats = []blockio.Format{{Identity: id, ShardBytes: shards}}
-	o.Dial = transport(t, r.s)
+	transport(t, r.s, &o)
+	r.rdma = o.RDMA
 	if o.Timeout == 0 {
 		o.Timeout = min(testkit.Patience(), 5*time.Minute)
 	}
@@ -109,6 +113,12 @@ func (r *rig) pieces(tb testing.TB, n int, fill byte) (all []blockio.Piece, m me
 	tb.Helper()
 	bytes := r.layout.ImageBytes()
 	m = memory(tb, int64(n)*bytes)
+	if r.rdma != nil {
+		must(tb, r.rdma.NIC.Register(rdma.MROptions{Access: blockio.PeerAccess}, m.Region))
+		tb.Cleanup(func() {
+			must(tb, registry.Unregister(context.Background(), []*registry.Registry{r.rdma.NIC}, m.Region))
+		})
+	}
 	for i, b := 0, m.Bytes(); i < len(b); i++ {
 		b[i] = byte(i>>8) ^ byte(i) ^ byte(int64(i)/bytes) ^ fill
 	}
@@ -147,7 +157,7 @@ func testStoresAndRetrieves(t *testing.T, transport Transport) {
 		missing.Key = key(99)
 		r.Retrieve(t.Context(), []blockio.Piece{missing}, errs[:1])
 		wantErr(t, "a missing block", errs[0], errdefs.ErrNotFound)
-		if s := r.Stats(); s.Connections != 1 || s.Retries != 0 || s.Fences != 0 {
+		if s := r.Stats(); s.Connections != 1 || s.Retries != 0 || s.Fences != 0 || r.rdma != nil && s.Remote != s.Batches {
 			t.Errorf("statistics %+v", s)
 		}
 	}

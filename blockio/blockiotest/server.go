@@ -315,6 +315,8 @@ func (c *session) simple(q *blockio.Request) *blockio.Result {
 	case blockio.OpHello, blockio.OpStore, blockio.OpRetrieve, blockio.OpFlush, blockio.OpCancel:
 	case blockio.OpKeepAlive:
 		r.Credits = 0
+	case blockio.OpAttach:
+		r.Credits, r.Status = 0, blockio.StatusNotSupported
 	case blockio.OpExist:
 		for _, k := range q.Keys {
 			r.Presence = append(r.Presence, blockio.Presence{Present: s.images[k.Key] != nil})

@@ -57,9 +57,6 @@ type answer struct {
 	work     *work // in progress, or given up; nil: none
 }
 
-// control reports whether a request needs no credit.
-func control(op blockio.Op) bool { return op == blockio.OpCancel || op == blockio.OpKeepAlive }
-
 // hello reads the hello and sends its result.
 func (s *Server) hello(nc, raw net.Conn) (*conn, error) {
 	c := &conn{
@@ -227,7 +224,7 @@ func (c *conn) begin(a *answer) error {
 	switch {
 	case c.progress[q.ID] != nil:
 		return fmt.Errorf("request %d is in progress: %w", q.ID, errdefs.ErrInvalid)
-	case control(q.Op):
+	case blockio.Control(q.Op):
 	case c.credits == 0:
 		return fmt.Errorf("request %d without a credit: %w", q.ID, errdefs.ErrInvalid)
 	default:

@@ -36,6 +36,8 @@ func (c *conn) handle(a *answer) error {
 			r.Statuses = append(r.Statuses, status)
 		}
 		r.Status = summary(r.Statuses)
+	case blockio.OpAttach: // a gateway handles it
+		r.Status = blockio.StatusNotSupported
 	case blockio.OpStat:
 		u := c.s.o.Host.Usage(c.tenant)
 		r.Stat = blockio.Stat{

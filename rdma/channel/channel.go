@@ -25,7 +25,7 @@ type Options struct {
 	// the device applies.
 	Depth int
 	// Receives is the maximum number of posted receives of a queue pair. Their completions go to a
-	// separate completion queue. Default: none.
+	// separate completion queue, which has separate events. Default: none.
 	Receives int
 	// SGEs is the maximum number of scatter-gather entries of a request. Default 1. The limit of
 	// the device applies.
@@ -49,6 +49,7 @@ type Channel struct {
 	connect        rdma.ConnectOptions
 	sges, sgesRead int
 	events         rdma.CompChannel
+	receiveEvents  rdma.CompChannel // nil without receives
 	opened         []interface{ Close() error } // open objects, parents first
 	unwatch        func()
 }
@@ -109,7 +110,11 @@ func (c *Channel) open(o *Options) (err error) {
 	c.opened = append(c.opened, c.CQ)
 	q := rdma.QPOptions{SendCQ: c.CQ, RecvCQ: c.CQ, Caps: rdma.QPCaps{MaxSendWR: c.Depth, MaxSendSGE: max(c.sges, c.sgesRead)}}
 	if o.Receives > 0 {
-		if c.Receives, err = dev.CreateCQ(rdma.CQOptions{Entries: o.Receives * pairs}); err != nil {
+		if c.receiveEvents, err = dev.CreateCompChannel(); err != nil {
+			return err
+		}
+		c.opened = append(c.opened, c.receiveEvents)
+		if c.Receives, err = dev.CreateCQ(rdma.CQOptions{Entries: o.Receives * pairs, Channel: c.receiveEvents}); err != nil {
 			return err
 		}
 		c.opened = append(c.opened, c.Receives)
@@ -161,6 +166,12 @@ func (c *Channel) MaxSGE(o rdma.WROpcode) int {
 // rdma.CompChannel.Wait. It must not be called during or after Close.
 func (c *Channel) Wait(ctx context.Context) error {
 	_, err := c.events.Wait(ctx)
+	return err
+}
+
+// WaitReceive is Wait for a completion since Receives.RequestNotify. The channel must have receives.
+func (c *Channel) WaitReceive(ctx context.Context) error {
+	_, err := c.receiveEvents.Wait(ctx)
 	return err
 }
 

@@ -1,0 +1,115 @@
+package gateway_test
+
+import (
+	"context"
+	"net"
+	"sync"
+	"testing"
+
+	"github.com/kvlane/kvlane/blockio"
+	"github.com/kvlane/kvlane/blockio/blockiotest"
+	"github.com/kvlane/kvlane/blockio/gateway"
+	"github.com/kvlane/kvlane/device/sim"
+	"github.com/kvlane/kvlane/internal/testkit"
+	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/rdma"
+	"github.com/kvlane/kvlane/rdma/registry"
+	"github.com/kvlane/kvlane/rdma/soft"
+)
+
+func TestMain(m *testing.M) { testkit.Main(m) }
+
+func must(tb testing.TB, err error) {
+	tb.Helper()
+	if err != nil {
+		tb.Fatal(err)
+	}
+}
+
+// fabric has a NIC and a simulated device, whose host-pinned memory has two addresses that differ.
+type fabric struct {
+	dev     *sim.Device
+	devices *registry.Devices
+	name    string
+	connect rdma.ConnectOptions
+}
+
+func newFabric(tb testing.TB, p rdma.Provider, connect rdma.ConnectOptions) *fabric {
+	tb.Helper()
+	names, err := p.Devices()
+	must(tb, err)
+	dev, err := sim.Open(sim.Options{})
+	must(tb, err)
+	tb.Cleanup(func() { must(tb, dev.Close()) })
+	return &fabric{dev: dev, devices: registry.NewDevices(p), name: names[0], connect: connect}
+}
+
+func softFabric(tb testing.TB, o soft.Options) *fabric {
+	tb.Helper()
+	p, err := soft.New(o)
+	must(tb, err)
+	tb.Cleanup(func() { must(tb, p.Close()) })
+	return newFabric(tb, p, rdma.ConnectOptions{})
+}
+
+// nic opens the NIC for a trust domain.
+func (f *fabric) nic(tb testing.TB) *registry.Registry {
+	tb.Helper()
+	set := f.devices.NewSet(registry.Options{})
+	tb.Cleanup(func() { must(tb, set.Close()) })
+	g, err := set.NIC(f.name)
+	must(tb, err)
+	return g
+}
+
+func (f *fabric) memory() mem.BufferHooks {
+	return mem.BufferHooks{Alloc: f.dev.AllocHost, Free: f.dev.Free}
+}
+
+func (f *fabric) client(tb testing.TB) *blockio.RDMAOptions {
+	tb.Helper()
+	return &blockio.RDMAOptions{NIC: f.nic(tb), Connect: f.connect, Memory: f.memory()}
+}
+
+func (f *fabric) gateway(tb testing.TB, o gateway.Options) *gateway.Gateway {
+	tb.Helper()
+	o.NIC, o.Connect, o.Kind, o.Memory = f.nic(tb), f.connect, mem.KindHostPinned, f.memory()
+	g, err := gateway.New(o)
+	must(tb, err)
+	tb.Cleanup(func() { must(tb, g.Close(context.Background())) })
+	return g
+}
+
+// transport serves connections over TCP through a gateway.
+func (f *fabric) transport(tb testing.TB, s *blockiotest.Server, o *blockio.ClientOptions) {
+	tb.Helper()
+	g := f.gateway(tb, gateway.Options{Slots: 8, SlotBytes: 4096})
+	o.RDMA = f.client(tb)
+	o.Dial = listen(tb, func(nc net.Conn) { s.Serve(tb, g.Open(nc, true)) })
+}
+
+// listen serves each connection by a goroutine until the test ends.
+func listen(tb testing.TB, serve func(nc net.Conn)) func(ctx context.Context) (net.Conn, error) {
+	tb.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	must(tb, err)
+	var served sync.WaitGroup
+	served.Go(func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			served.Go(func() { serve(c) })
+		}
+	})
+	tb.Cleanup(func() {
+		must(tb, l.Close())
+		served.Wait()
+	})
+	return func(ctx context.Context) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, "tcp", l.Addr().String())
+	}
+}
+
+func TestClientOverSoftNIC(t *testing.T) { blockiotest.Run(t, softFabric(t, soft.Options{}).transport) }

@@ -34,7 +34,10 @@
 //
 // Entry of exist, lease and delete, 40 bytes: key, 32 bytes; identity, u64. Entry of renew and
 // release: id of a lease, u64. Cancel has one entry, the id of a request, u64. Flush, stat and
-// keep-alive have none. Hello describes its own content.
+// keep-alive have none. Attach has an endpoint. Hello describes its own content.
+//
+// Endpoint of attach and of its result, 32 bytes: number of the queue pair, u32; of its first
+// packet, u32; GID, 16 bytes; LID, u16; MTU, u8, an rdma.MTU; concurrent reads, u8; zero, u32.
 //
 // Head of a result:
 //

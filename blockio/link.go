@@ -17,9 +17,9 @@ import (
 // spins is the number of polls without a completion before a link waits for an event.
 const spins = 200
 
-// link is the queue pair of a connection. The server is sent requests with addresses, accesses the
-// memory, and completes a request by the last write to its flag, whose immediate is the number of
-// the request. One goroutine calls run. The other methods are safe for concurrent use.
+// link is the queue pair of a connection. The server receives requests with addresses, accesses
+// the memory, and completes a request by the last write to its flag, whose immediate is the number
+// of the request. One goroutine calls run. The other methods are safe for concurrent use.
 type link struct {
 	c      *conn
 	s      *slots

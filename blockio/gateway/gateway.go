@@ -148,19 +148,38 @@ func (g *Gateway) Stats() Stats {
 // Open starts a session for the connection of a client, and returns the connection for the server.
 // The session ends when one of both is closed, and closes the other. The client may use RDMA if
 // allow is true: its connection must be authenticated, because only that protects its queue pair.
+// The bytes that RDMA moves are not encrypted.
 func (g *Gateway) Open(nc net.Conn, allow bool) net.Conn {
-	outer, inner := net.Pipe()
+	pipe, inner := net.Pipe()
 	s := newSession(g, nc, inner, allow)
-	g.sessions.Go(s.run)
+	outer := &outerConn{Conn: pipe, ended: make(chan struct{})}
+	g.sessions.Go(func() {
+		defer close(outer.ended)
+		s.run()
+	})
 	if t, ok := nc.(*tls.Conn); ok {
 		return &tlsConn{outer, t}
 	}
 	return outer
 }
 
+// outerConn is the server's end of a session.
+type outerConn struct {
+	net.Conn
+	ended chan struct{}
+}
+
+// Close closes the connection, and waits until the session has ended. Frames that were written
+// before are forwarded.
+func (c *outerConn) Close() error {
+	err := c.Conn.Close()
+	<-c.ended
+	return err
+}
+
 // tlsConn is the server's end of a session whose client uses TLS.
 type tlsConn struct {
-	net.Conn
+	*outerConn
 	client *tls.Conn
 }
 

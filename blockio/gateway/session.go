@@ -25,9 +25,9 @@ const (
 	answerBit  = 0x80    // of the operation of results
 )
 
-// session is a client's connection with its queue pair. It has a goroutine for each direction of the
-// connection. With a queue pair it has two more: for the client's requests, and for completions of
-// its own.
+// session is a client's connection with its queue pair. It has a goroutine for each direction of
+// the connection. With a queue pair it has two more: for the client's requests, and for completions
+// of its own.
 type session struct {
 	g     *Gateway
 	nc    net.Conn // of the client
@@ -432,7 +432,7 @@ func (s *session) complete(queue *queue, q *blockio.Request, body []byte, data *
 		Opcode: rdma.WRRDMAWriteWithImm, Flags: rdma.SendSolicited, Imm: uint32(q.ID), RKey: q.ResponseKey, RemoteAddr: addr,
 		SGEs: []rdma.SGE{sge(b.Buffer, 0, 8)},
 	}
-	return queue.post(func(error) { _ = b.release() }, rest, word) // host memory is zeroed without an error
+	return queue.post(func(error) { _ = b.release() }, rest, word) // zeroing host memory succeeds
 }
 
 // fill returns a slot with n bytes of fill.

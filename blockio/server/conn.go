@@ -98,7 +98,7 @@ func (s *Server) hello(nc, raw net.Conn) (*conn, error) {
 // admit checks the credentials and opens the identities.
 func (c *conn) admit(h *blockio.Hello) (err error) {
 	var state *tls.ConnectionState
-	if t, ok := c.nc.(*tls.Conn); ok {
+	if t, ok := c.nc.(interface{ ConnectionState() tls.ConnectionState }); ok {
 		cs := t.ConnectionState()
 		state = &cs
 	}

@@ -21,6 +21,7 @@ import (
 	"time"
 
 	"github.com/kvlane/kvlane/blockio"
+	"github.com/kvlane/kvlane/blockio/gateway"
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/auth"
 	"github.com/kvlane/kvlane/internal/blockhost"
@@ -45,6 +46,9 @@ type Options struct {
 	Limits blockio.Limits
 	// Connections bounds the connections at a time. Zero: DefaultConnections.
 	Connections int
+	// RDMA lets clients of authenticated connections use RDMA. The caller closes it after the
+	// server. Nil: no client does.
+	RDMA *gateway.Gateway
 }
 
 // Stats has counters since the server was made.
@@ -143,6 +147,10 @@ func (s *Server) serve(nc net.Conn, slot *wire.Slot) {
 		nc = tls.Server(nc, c)
 	}
 	_ = raw.SetDeadline(time.Now().Add(helloTimeout)) // reading fails otherwise
+	if s.o.RDMA != nil {
+		nc = s.o.RDMA.Open(nc, s.o.Auth.Authenticates())
+		defer func() { _ = nc.Close() }() // it ends the session
+	}
 	c, err := s.hello(nc, raw)
 	defer c.release()
 	if err != nil {

@@ -26,9 +26,10 @@ const (
 	tokenB = "token-of-tenant-b-0123"
 )
 
-// Tenants come from tokens over TLS. They do not see each other's blocks, and without a token there
-// is no connection.
-func TestTenantsAreApart(t *testing.T) {
+// tokenServer returns credentials with the tokens of two tenants, and the file of their certificate.
+// token writes a token to a file, and returns its name.
+func tokenServer(t *testing.T) (_ *auth.Server, cert string, token func(string) string) {
+	t.Helper()
 	dir := t.TempDir()
 	file := func(name string, b []byte) string {
 		t.Helper()
@@ -46,17 +47,24 @@ func TestTenantsAreApart(t *testing.T) {
 	must(t, err)
 	keyDER, err := x509.MarshalPKCS8PrivateKey(private)
 	must(t, err)
-	cert := file("cert.pem", pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}))
+	cert = file("cert.pem", pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}))
 	a, err := auth.NewServer(auth.ServerOptions{
 		CertFile: cert, KeyFile: file("key.pem", pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: keyDER})),
 		TokensFile: file("tokens", []byte("a "+tokenA+"\nb "+tokenB+"\n")),
 	})
 	must(t, err)
+	return a, cert, func(text string) string { return file("token", []byte(text)) }
+}
+
+// Tenants come from tokens over TLS. They do not see each other's blocks, and without a token there
+// is no connection.
+func TestTenantsAreApart(t *testing.T) {
+	a, cert, file := tokenServer(t)
 	root := t.TempDir()
 	r := newDiskRig(t, Options{Auth: a}, 8, disks["file"](root, nil))
 	client := func(token string) *blockio.Client {
 		t.Helper()
-		c, err := auth.NewClient(auth.ClientOptions{CAFile: cert, TokenFile: file("token", []byte(token))})
+		c, err := auth.NewClient(auth.ClientOptions{CAFile: cert, TokenFile: file(token)})
 		must(t, err)
 		return r.client(t, blockio.ClientOptions{Token: c.Token(), Dial: func(ctx context.Context) (net.Conn, error) {
 			return (&tls.Dialer{Config: c.TLS(r.addr)}).DialContext(ctx, "tcp", r.addr)

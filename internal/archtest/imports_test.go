@@ -169,9 +169,10 @@ var mayImport = map[string]string{
 
 	// The block protocol. Its frames do not depend on a transport, and the format of the wire
 	// fields is a codec.
-	"blockio":             onMem + " block wire",
-	"blockio/blockiotest": onMem + " block blockio wire internal/testkit internal/sys/hostmem",
-	"blockio/server":      onMem + " block blockio wire internal/auth internal/blockhost",
+	"blockio":             onMem + " block wire rdma rdma/channel rdma/registry internal/sys/hostmem",
+	"blockio/blockiotest": onMem + " block blockio wire rdma rdma/registry internal/testkit internal/sys/hostmem",
+	"blockio/gateway":     onMem + " blockio wire rdma rdma/channel rdma/registry",
+	"blockio/server":      onMem + " block blockio blockio/gateway wire internal/auth internal/blockhost",
 	"internal/blockhost":  onMem + " block tier internal/sys/hostmem",
 	"blockio/asu":         onMem,
 

@@ -49,7 +49,7 @@ type Channel struct {
 	connect        rdma.ConnectOptions
 	sges, sgesRead int
 	events         rdma.CompChannel
-	receiveEvents  rdma.CompChannel // nil without receives
+	receiveEvents  rdma.CompChannel             // nil without receives
 	opened         []interface{ Close() error } // open objects, parents first
 	unwatch        func()
 }

@@ -13,8 +13,8 @@ import (
 	"github.com/kvlane/kvlane/tier"
 )
 
-// TestDefectConcurrentEngineClose: many goroutines close the engine. What it had is given back once; everybody returns when all is
-// closed, without an error.
+// TestDefectConcurrentEngineClose closes the engine from many goroutines. Its resources are
+// released once, and all calls return without an error when that is done.
 func TestDefectConcurrentEngineClose(t *testing.T) {
 	for range 20 {
 		before := leak.Live()
@@ -42,15 +42,15 @@ func TestDefectConcurrentEngineClose(t *testing.T) {
 	}
 }
 
-// TestDefectEngineCloseFreesMemoryThatIsInUse: a slot of the cache is pinned. Closing says so and keeps its memory, until the slot is
-// given back and the engine is closed again.
+// TestDefectEngineCloseFreesMemoryThatIsInUse closes an engine while a slot of the cache is pinned.
+// Close must fail and keep the memory until the slot is released and Close is called again.
 func TestDefectEngineCloseFreesMemoryThatIsInUse(t *testing.T) {
 	c := testConfig(t)
 	e, err := kvlane.Open(t.Context(), c)
 	if err != nil {
 		t.Fatal(err)
 	}
-	cache := e.Tiers()[0].(tier.SlotTier) //nolint:errcheck // the first one always is
+	cache := e.Tiers()[0].(tier.SlotTier) //nolint:errcheck // the first tier always is one
 	fill, err := cache.Reserve(t.Context(), e.Identity().Key([]byte{1}))
 	if err != nil {
 		t.Fatal(err)
@@ -62,14 +62,15 @@ func TestDefectEngineCloseFreesMemoryThatIsInUse(t *testing.T) {
 	if now := leak.Live()["pinned bytes"]; now != pinned {
 		t.Fatalf("%d of %d pinned bytes are left while a slot of them is being filled", now, pinned)
 	}
-	clear(fill.Extent().Bytes()) // it is still there
+	clear(fill.Extent().Bytes()) // the memory still exists
 	fill.Abort(errdefs.ErrCanceled)
 	if err := e.Close(t.Context()); err != nil {
 		t.Error(err)
 	}
 }
 
-// TestDefectSecondEngineCloseHonoursItsContext: one Close waits for a tier, and the next, for no longer than its context says.
+// TestDefectSecondEngineCloseHonoursItsContext checks that a second Close returns when its context
+// ends, although the first waits for a tier.
 func TestDefectSecondEngineCloseHonoursItsContext(t *testing.T) {
 	e, err := kvlane.Open(t.Context(), testConfig(t))
 	if err != nil {

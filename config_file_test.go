@@ -11,7 +11,7 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 )
 
-// Open takes from a file what the program leaves at zero, and the program's fields otherwise.
+// Open uses the values of a file for fields that the program leaves zero.
 func TestOpenReadsAConfigurationFile(t *testing.T) {
 	c := testConfig(t)
 	dir := filepath.Join(t.TempDir(), "blocks")

@@ -62,7 +62,7 @@ func TestConfigReportsEveryProblemAtOnce(t *testing.T) {
 	}
 }
 
-// What a geometry cannot say is said by the blocks themselves, and only once.
+// Config.Blocks describes blocks that a geometry cannot describe. It excludes a geometry.
 func TestBlocksTakeThePlaceOfTheModel(t *testing.T) {
 	c := testConfig(t)
 	id, model := c.Model.Identity("lora", "tenant"), c.Model
@@ -111,7 +111,7 @@ func TestConfigPipelineAndDirectoriesMustAgree(t *testing.T) {
 }
 
 func TestOpenUnwindsWhateverStepFails(t *testing.T) {
-	// What is left over would be found by TestMain.
+	// TestMain would detect a leak.
 	t.Run("no room for the cache", func(t *testing.T) {
 		c := testConfig(t)
 		c.Device.Sim = sim.Options{HostRegisterLimitBytes: 4096}
@@ -140,12 +140,13 @@ func TestSimulatedDeviceIndexThatDoesNotExist(t *testing.T) {
 	}
 }
 
-// A machine without a GPU is no reason to simulate one unasked: the error says what to do.
+// Without a GPU and without a configured driver, Open returns an error that names the remedy. It
+// does not simulate a GPU.
 func TestNoGPUIsAnErrorThatNamesTheRemedy(t *testing.T) {
 	c := testConfig(t)
 	c.Device = kvlane.DeviceConfig{}
 	e, err := kvlane.Open(t.Context(), c)
-	if err == nil { // there is one
+	if err == nil { // this machine has a GPU
 		if d := e.Device().Info().Driver; d != string(kvlane.CUDA) {
 			t.Errorf("the default device is of driver %q", d)
 		}

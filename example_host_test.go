@@ -10,7 +10,8 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// A program that computes on the CPU keeps its KV cache in memory of AllocHost, which it reads and writes as bytes.
+// A program that computes on the CPU keeps its KV cache in memory from AllocHost, which it accesses
+// as bytes.
 func Example_hostDevice() {
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	defer cancel()
@@ -23,7 +24,7 @@ func Example_hostDevice() {
 	check(err)
 	defer e.Close(ctx)
 
-	// 8 pages; K and V of each layer are four planes, one after the other.
+	// 8 pages; the keys and values of each layer are separate planes, one after another.
 	const pages, planes = 8, 4
 	kv, err := e.Device().AllocHost(planes * pages * model.PlaneBytes())
 	check(err)

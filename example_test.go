@@ -19,7 +19,8 @@ func Example() {
 	check(err)
 	defer os.RemoveAll(dir) //nolint:errcheck // a leftover directory does not change what the example shows
 
-	// The shape of the KV cache: 2 layers, one KV head of 64 bf16 elements, 16 tokens a block. Or block.PresetByName("llama-3.1-8b").
+	// The KV cache has 2 layers and one KV head of 64 bf16 elements. A block has 16 tokens. For a
+	// known model use block.PresetByName("llama-3.1-8b").
 	model := kvlane.Geometry{Model: "example", Layers: 2, KVHeads: 1, HeadSize: 64, DType: "bfloat16", BlockTokens: 16, TPSize: 1}
 	e, err := kvlane.Open(ctx, kvlane.Config{
 		Model:  model,
@@ -29,7 +30,8 @@ func Example() {
 	check(err)
 	defer e.Close(ctx)
 
-	// The program's paged KV cache: 8 pages, K and V of each layer one after the other.
+	// The program's paged KV cache has 8 pages. The keys and values of each layer are separate
+	// planes.
 	const pages = 8
 	kv, err := e.Device().Alloc(4*pages*model.PlaneBytes(), device.AllocOptions{})
 	check(err)

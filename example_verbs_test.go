@@ -13,7 +13,7 @@ import (
 	"github.com/kvlane/kvlane/store"
 )
 
-// tiny is a model of 2 layers, one KV head of 64 bf16 elements, 16 tokens a block.
+// tiny is a model of 2 layers with one KV head of 64 bf16 elements. A block has 16 tokens.
 var tiny = kvlane.Geometry{Model: "example", Layers: 2, KVHeads: 1, HeadSize: 64, DType: "bfloat16", BlockTokens: 16, TPSize: 1}
 
 // openTiny returns an engine on the simulated device, with the memory of a paged KV cache of 8 pages and the key of one block.
@@ -27,7 +27,8 @@ func openTiny(ctx context.Context) (e *kvlane.Engine, kv *mem.Region, key kvlane
 	return e, kv, e.Key([]byte("hash of 16 tokens, and of those before them"))
 }
 
-// register names the memory of openTiny to the engine: K of layer 0, V of layer 0, K of layer 1, and so on, 8 pages each.
+// register registers the memory of openTiny: keys of layer 0, values of layer 0, keys of layer 1,
+// and so on, 8 pages each.
 func register(e *kvlane.Engine, kv *mem.Region) *kvlane.Cache {
 	m := kvlane.CacheMemory{Pages: 8, PageBytes: tiny.PlaneBytes()}
 	for plane := range mem.DevAddr(4) {
@@ -38,7 +39,8 @@ func register(e *kvlane.Engine, kv *mem.Region) *kvlane.Cache {
 	return cache
 }
 
-// RegisterCache takes the address of page 0 in each plane. A length that is not the model's is an error.
+// RegisterCache takes the address of page 0 in each plane. A page length that does not match the
+// model is an error.
 func ExampleEngine_RegisterCache() {
 	ctx := context.Background()
 	e, kv, _ := openTiny(ctx)
@@ -55,14 +57,15 @@ func ExampleEngine_RegisterCache() {
 	}
 	cache, err := e.RegisterCache(m)
 	fmt.Println("as the model has it:", err)
-	check(cache.Close(ctx)) // no load or dump touches the pages any more
+	check(cache.Close(ctx)) // no load or dump uses the pages any more
 	check(e.Device().Free(kv))
 	// Output:
 	// half as long: true
 	// as the model has it: <nil>
 }
 
-// A dump by layers begins while the model still computes: each layer is submitted once its KV is in the pages.
+// A layerwise dump starts while the model still computes: each layer is submitted after its KV is
+// in the pages.
 func ExampleEngine_Dump() {
 	ctx := context.Background()
 	e, kv, key := openTiny(ctx)
@@ -74,7 +77,7 @@ func ExampleEngine_Dump() {
 		// Here the model computes the layer.
 		check(dump.SubmitShard(ctx, layer))
 	}
-	check(dump.SourceFree(ctx)) // page 3 may be used for something else
+	check(dump.SourceFree(ctx)) // page 3 may be reused
 	check(dump.Durable(ctx))
 	fmt.Println("skipped:", dump.Skipped())
 	check(cache.Close(ctx))
@@ -82,7 +85,7 @@ func ExampleEngine_Dump() {
 	// Output: skipped: 0
 }
 
-// A lease finds the longest prefix that is stored, and holds it until it is released or has expired.
+// A lease finds the longest stored prefix and keeps it until the lease is released or expires.
 func ExampleEngine_LeasePrefix() {
 	ctx := context.Background()
 	e, kv, key := openTiny(ctx)
@@ -100,7 +103,7 @@ func ExampleEngine_LeasePrefix() {
 	// Output: 1 block in the tier cache
 }
 
-// Blocks fail one by one: one that is not there is computed, the others are on their pages.
+// Blocks fail individually: a missing block must be computed, and the others are on their pages.
 func ExampleEngine_Load() {
 	ctx := context.Background()
 	e, kv, key := openTiny(ctx)

@@ -9,24 +9,25 @@ import (
 	"github.com/kvlane/kvlane/transfer"
 )
 
-// HoldClose has e closed by f first.
+// HoldClose makes Close of e call f first.
 func HoldClose(e *Engine, f func(context.Context) error) { e.closers.Add("held", f) }
 
-// StoreStreams returns what opens the streams of e's store.
+// StoreStreams returns the functions that open the streams of e's store.
 func StoreStreams(e *Engine) (loads, dumps func() (stream.Stream, error)) {
 	return e.openLoads, e.openDumps
 }
 
-// TransferBy returns a Transfer of e's caches by an engine of the caller's, for RegisterLocal alone.
+// TransferBy returns a Transfer of e's caches over the given engine. It supports only
+// RegisterLocal.
 func TransferBy(e *Engine, engine *transfer.Engine) *Transfer {
 	return &Transfer{e: e, engine: engine, local: make(map[*mem.Region]bool)}
 }
 
-// RegisterLocal has NICs reach c as Connect does.
+// RegisterLocal registers c with NICs as Connect does.
 func RegisterLocal(t *Transfer, c *Cache) error { return t.registerLocal(c) }
 
-// Regions returns where c lies.
+// Regions returns the memory of c.
 func Regions(c *Cache) []*mem.Region { return c.regions }
 
-// CheckMemory is the check of a cache's size, with the files of a machine.
+// CheckMemory checks a cache's size against the memory limits in files.
 func CheckMemory(files fs.FS, bytes int64) error { return checkMemory(files, bytes) }

@@ -14,13 +14,13 @@ import (
 	"github.com/kvlane/kvlane/tier/file"
 )
 
-// Every number of the configuration has a bound, so that nothing is allocated by one that nobody can mean. Those that
-// nothing is allocated by are listed.
+// Every number of the configuration has a limit, so that no absurd number causes an allocation. The
+// exceptions are listed.
 func TestDefectEveryNumberOfTheConfigHasABound(t *testing.T) {
 	unbounded := map[string]string{
-		"Config.Device.Index":                      "no device has it",
+		"Config.Device.Index":                      "no such device",
 		"Config.Device.Sim.Index":                  "a name",
-		"Config.Device.Sim.MemoryBytes":            "taken as it is allocated",
+		"Config.Device.Sim.MemoryBytes":            "used only by allocations",
 		"Config.Device.Sim.HostRegisterLimitBytes": "a bound itself",
 		"Config.Device.Sim.HostRegisterMaxBytes":   "a bound itself",
 		"Config.Device.Sim.LatencyPerOp":           "a time",
@@ -43,7 +43,7 @@ func TestDefectEveryNumberOfTheConfigHasABound(t *testing.T) {
 	seen := 0
 	var walk func(path string, v reflect.Value)
 	walk = func(path string, v reflect.Value) {
-		switch v.Kind() { //nolint:exhaustive // the kinds that hold numbers, or may
+		switch v.Kind() { //nolint:exhaustive // the kinds that contain numbers
 		case reflect.Struct:
 			for i := range v.NumField() {
 				if v.Type().Field(i).IsExported() {
@@ -75,7 +75,7 @@ func TestDefectEveryNumberOfTheConfigHasABound(t *testing.T) {
 	}
 }
 
-// A path that no load or dump can take is refused at the start, not by each of them.
+// A path that no load or dump can use is refused by Open, not by each load or dump.
 func TestDefectPathThatNoLoadCanTakeIsRefused(t *testing.T) {
 	for _, p := range stream.Paths() {
 		c := testConfig(t)
@@ -93,7 +93,8 @@ func TestDefectPathThatNoLoadCanTakeIsRefused(t *testing.T) {
 	}
 }
 
-// What is wrong with the file tier's options is wrong with the configuration, before anything is opened.
+// Faults of the file tier's options are found when the configuration is validated, before anything
+// is opened.
 func TestDefectFileTierIsValidatedWithTheConfig(t *testing.T) {
 	dir := t.TempDir()
 	for name, change := range map[string]func(*kvlane.StoreConfig){

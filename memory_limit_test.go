@@ -12,7 +12,8 @@ import (
 	"github.com/kvlane/kvlane/internal/limits"
 )
 
-// A cache that the container cannot have was opened, and the kernel killed the process once the cache filled.
+// A cache that exceeded the container's memory limit was opened, and the kernel killed the process
+// when the cache filled.
 func TestCacheAboveTheMemoryLimitIsRefused(t *testing.T) {
 	files := fstest.MapFS{
 		"proc/meminfo":                 {Data: []byte("MemTotal: 67108864 kB\nMemAvailable: 33554432 kB\n")},

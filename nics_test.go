@@ -26,7 +26,7 @@ func TestNICConfigReportsEveryProblemAtOnce(t *testing.T) {
 		`"perhaps"`, "path nic", `"smartnic"`, "NIC 1 of the list has no name", `"mlx5_0" is given twice`, `"mlx5_4" is given twice`, "both for this device and by device", "-3", "port 256", "GID index -2", "MTU 1500", "-4",
 	} {
 		if !strings.Contains(err.Error(), want) {
-			t.Errorf("the error does not say %q:\n%v", want, err)
+			t.Errorf("the error does not contain %q:\n%v", want, err)
 		}
 	}
 }
@@ -37,7 +37,7 @@ func TestForcedPathAndRequiredNICExcludeEachOther(t *testing.T) {
 	if err := c.Validate(); !errors.Is(err, errdefs.ErrInvalid) || !strings.Contains(err.Error(), "path kernel") {
 		t.Errorf("Validate = %v, want ErrInvalid that names the path", err)
 	}
-	c.RDMA.Provider = gdr.Soft // whose bytes a copy stream moves, by that path
+	c.RDMA.Provider = gdr.Soft // a copy stream copies its bytes on that path
 	if err := c.Validate(); err != nil {
 		t.Errorf("Validate = %v with the provider in software", err)
 	}

@@ -16,7 +16,7 @@ import (
 	"github.com/kvlane/kvlane/stream/copy/plan"
 )
 
-// TestReportedSlowdownLowersTheBudget: what the host program reports reaches what bounds the copies.
+// TestReportedSlowdownLowersTheBudget checks that ReportSlowdown reaches the budget of the copies.
 func TestReportedSlowdownLowersTheBudget(t *testing.T) {
 	e := openEngine(t, testConfig(t))
 	before := e.PlanFigures().Limits
@@ -28,13 +28,14 @@ func TestReportedSlowdownLowersTheBudget(t *testing.T) {
 	}
 }
 
-// TestPolicyOfStreams: an engine that is told nothing serves a model: loads are balanced and dumps in the background. A goal that is
-// named holds for all, and bounds hold whatever the goal.
+// TestPolicyOfStreams checks the goals of streams. By default loads are balanced and dumps run in
+// the background, as for serving a model. A configured goal applies to all streams, and bounds
+// apply under any goal.
 func TestPolicyOfStreams(t *testing.T) {
 	serving := [3]plan.Goal{plan.Balanced, plan.Background, plan.Balanced}
 	for _, tt := range []struct {
 		policy plan.Policy
-		want   [3]plan.Goal // of loads, dumps, and other streams
+		want   [3]plan.Goal // of loads, dumps and other streams
 	}{
 		{plan.Policy{}, serving},
 		{plan.Policy{MaxCTAs: 3, LinkShare: 0.5}, serving},
@@ -67,8 +68,9 @@ func TestPolicyOfStreams(t *testing.T) {
 	}
 }
 
-// TestServingStagesBlocks: a block is one row of host memory and many pieces of the device's, which a kernel would write to the host
-// at the model's cost: under the default policy blocks are staged, where throughput has the kernel.
+// TestServingStagesBlocks checks the path of dumps. A block is one row in host memory and many
+// pieces on the device. A kernel that writes it to the host would slow the model down, so the
+// default policy stages blocks; with the goal of throughput the kernel is used.
 func TestServingStagesBlocks(t *testing.T) {
 	for goal, want := range map[plan.Goal]stream.Path{plan.Unset: stream.PathStaged, plan.Throughput: stream.PathKernel} {
 		c := testConfig(t)

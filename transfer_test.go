@@ -13,8 +13,9 @@ import (
 	"github.com/kvlane/kvlane/transfer"
 )
 
-// TestDefectMemoryOfOthersPassesForTheCaches: a cache that was connected before is registered; memory that overlaps it and is not the Transfer's own is
-// an error, since NICs may not reach all of the cache by that.
+// TestDefectMemoryOfOthersPassesForTheCaches checks the registration of a cache. A cache that was
+// connected before is registered already. Overlapping memory that does not belong to the Transfer
+// is an error, because NICs may not reach all of the cache through it.
 func TestDefectMemoryOfOthersPassesForTheCaches(t *testing.T) {
 	c := testConfig(t)
 	c.Device.Driver = kvlane.Host

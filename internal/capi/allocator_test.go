@@ -30,7 +30,8 @@ func allocatorStats(t *testing.T, l *capi.Library) (s capi.AllocatorStats) {
 	return s
 }
 
-// TestAllocator: its memory is exported and imported as any that is made to be shared, is freed by its address, and counted.
+// TestAllocator checks that memory of the allocator can be exported and imported, is freed by its
+// address, and is counted.
 func TestAllocator(t *testing.T) {
 	l := capi.New()
 	if _, err := l.AllocatorStats(0); !errors.Is(err, errdefs.ErrNotFound) {
@@ -70,7 +71,7 @@ func TestAllocator(t *testing.T) {
 	must(t, l.Deallocate(0, at, 0))
 	for _, wrong := range []error{l.Deallocate(0, at, 0), l.Deallocate(1, at, 0)} {
 		if !errors.Is(wrong, errdefs.ErrInvalid) {
-			t.Errorf("free what is not there: %v", wrong)
+			t.Errorf("free unknown memory: %v", wrong)
 		}
 	}
 	must(t, l.Deallocate(0, 0, 0))
@@ -88,8 +89,8 @@ func TestAllocator(t *testing.T) {
 	}
 }
 
-// TestDefectAllocatorFreesWhatIsUsed: memory is freed when what the program has enqueued on its stream is done, and not before; it stays where
-// nobody can tell.
+// TestDefectAllocatorFreesWhatIsUsed checks that memory is freed only after the work that was
+// enqueued on its stream before. If the stream is unknown, the memory is not freed.
 func TestDefectAllocatorFreesWhatIsUsed(t *testing.T) {
 	l := capi.New()
 	must(t, l.OpenAllocator("sim", 0))
@@ -111,7 +112,7 @@ func TestDefectAllocatorFreesWhatIsUsed(t *testing.T) {
 	at, err := l.Allocate(0, 4096)
 	must(t, err)
 	if err := l.Deallocate(0, at, 12345); err == nil {
-		t.Error("memory is freed behind a stream that nobody knows")
+		t.Error("memory is freed although its stream is unknown")
 	}
 	if st := allocatorStats(t, l); st != (capi.AllocatorStats{Handle: "memfd", Allocations: 1, Bytes: 4096, Kept: 1}) {
 		t.Errorf("%+v", st)

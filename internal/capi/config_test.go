@@ -25,7 +25,7 @@ import (
 	"github.com/kvlane/kvlane/tier/file"
 )
 
-// Every tier is opened by the configuration of Go and C.
+// The Go and C configuration can open every tier.
 func TestEveryTierOpens(t *testing.T) {
 	ctx := t.Context()
 	for _, row := range settings.DurableTiers() {
@@ -53,7 +53,7 @@ func TestEveryTierOpens(t *testing.T) {
 	}
 }
 
-// Every key of the configuration gets where it belongs.
+// Every key of the configuration sets the right field.
 func TestConfigurationReachesTheEngine(t *testing.T) {
 	got, err := capi.ParseConfig([]byte(`{
 		"model": {"name": "m", "dtype": "float16", "layers": 4, "kv_heads": 8, "head_size": 64, "block_tokens": 16, "tp_size": 2, "tp_rank": 1},
@@ -105,7 +105,7 @@ func path(t *testing.T, name string) stream.Path {
 	return p
 }
 
-// A configuration that is wrong in several places is told of all of them.
+// All errors of a configuration are reported together.
 func TestConfigurationReportsEveryProblem(t *testing.T) {
 	for text, words := range map[string][]string{
 		`{"modell": 1, "store": {"cache_byte": 1, "verify": "now", "fsync": "maybe", "wait_max_ms": -1}, "stream": {"policy": "best", "path": "x"},
@@ -153,7 +153,7 @@ func TestConfigurationReportsEveryProblem(t *testing.T) {
 	}
 }
 
-// Paths that no directory can have are refused before anything is opened.
+// Impossible paths are refused before anything is opened.
 func TestConfigurationRefusesImpossiblePaths(t *testing.T) {
 	long := strings.Repeat("n", 256)
 	for path, word := range map[string]string{`/a\u0000b`: "NUL byte", "/a/" + long: "a name of 256 bytes", strings.Repeat("/abc", 1024): "a path of 4096 bytes"} {
@@ -167,7 +167,8 @@ func TestConfigurationRefusesImpossiblePaths(t *testing.T) {
 	}
 }
 
-// Sizes are numbers of bytes, whole floats, or text with a unit; one directory needs no list.
+// Sizes may be integers, floats with whole values, or text with a unit. A single directory needs no
+// list.
 func TestConfigurationTakesSizesAsPeopleWriteThem(t *testing.T) {
 	for text, want := range map[string]kvlane.StoreConfig{
 		`"cache_bytes": "64MiB", "dirs": "/a", "dir_bytes": ["1.5GiB"]`: {
@@ -188,7 +189,7 @@ func TestConfigurationTakesSizesAsPeopleWriteThem(t *testing.T) {
 	}
 }
 
-// A manager's configuration is read as strictly.
+// The configuration of a manager is checked as strictly.
 func TestManagerConfigurationReportsEveryProblem(t *testing.T) {
 	for text, words := range map[string][]string{
 		`{"blocks": -1, "ranks": [{"tenant": "t"}, {"stor": 1}]}`: {"blocks is -1", "rank 0: ", `"ranks.1.stor"`},
@@ -210,7 +211,7 @@ func TestManagerConfigurationReportsEveryProblem(t *testing.T) {
 	}
 }
 
-// Whatever the text, it is refused or is a configuration that an engine takes.
+// Any text is either refused or a valid configuration.
 func FuzzConfiguration(f *testing.F) {
 	f.Add(configuration(f, "/d", nil))
 	f.Add([]byte(`{"groups": [{"name": "full", "layers": [0], "geometry": {"name": "m"}}], "rdma": {"gid_index": 1, "nics_by_device": [["a"]]}}`))
@@ -219,7 +220,7 @@ func FuzzConfiguration(f *testing.F) {
 		c, err := capi.ParseConfig(text)
 		if err != nil {
 			if !errors.Is(err, errdefs.ErrInvalid) {
-				t.Errorf("refused as another thing: %v", err)
+				t.Errorf("refused with another error: %v", err)
 			}
 			return
 		}
@@ -232,7 +233,7 @@ func FuzzConfiguration(f *testing.F) {
 	})
 }
 
-// The table of settings has the keys of a configuration, and no others.
+// The table of settings contains exactly the keys of a configuration.
 func TestTableHasEveryKey(t *testing.T) {
 	var keys []string
 	for i := range settings.Table {

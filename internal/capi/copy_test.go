@@ -13,7 +13,7 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// mapped is memory of the host program, from outside the Go heap.
+// mapped returns memory of the host program outside the Go heap.
 func mapped(tb testing.TB, n int) []byte {
 	tb.Helper()
 	b, err := unix.Mmap(-1, 0, n, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_PRIVATE)
@@ -66,7 +66,8 @@ func TestStreamsCopyBetweenRegisteredMemory(t *testing.T) {
 	p.must(lib.UnregisterMemory(kv, patience))
 }
 
-// keeping is NICs that refuse memory, keep a part of it, and let go of that unless they are stuck.
+// keeping simulates NICs that fail to register memory and keep a part of it. They release that part
+// unless stuck is set.
 type keeping struct {
 	stuck error
 	taken int
@@ -81,8 +82,8 @@ func (k *keeping) Unregister(context.Context, ...*mem.Region) error {
 	return k.stuck
 }
 
-// What a registration that failed could not undo is taken back before the memory is unpinned; where that fails too, the error says that the memory
-// must stay, and it is taken back when the engine is closed.
+// A failed registration is undone before the memory is unpinned. If that also fails, the error
+// reports that the memory must stay, and it is released when the engine is closed.
 func TestDefectMemoryIsFreedWhereANICKeepsIt(t *testing.T) {
 	lib := capi.New()
 	b := mapped(t, 1<<16)
@@ -108,7 +109,7 @@ func TestDefectMemoryIsFreedWhereANICKeepsIt(t *testing.T) {
 		t.Errorf("%d handles: %v", lib.Live()-live, err)
 	}
 	if _, err := lib.RegisterHost(p.engine, b); err == nil {
-		t.Error("the memory is pinned no more, and NICs have it")
+		t.Error("the memory is not pinned any more, but NICs still use it")
 	}
 	want(t, "an engine with memory that NICs keep", lib.Close(p.engine, 0), capi.Busy)
 	k.stuck = nil
@@ -118,7 +119,7 @@ func TestDefectMemoryIsFreedWhereANICKeepsIt(t *testing.T) {
 	}
 }
 
-// What the program forgot goes with the engine.
+// Close of an engine also closes streams and memory that the program has not closed.
 func TestEnginesCloseTheirStreamsAndMemory(t *testing.T) {
 	lib := capi.New()
 	b := mapped(t, 1<<16)

@@ -16,10 +16,10 @@ func (l *Library) Engine(h Handle) (*kvlane.Engine, error) {
 	return e.Engine, nil
 }
 
-// Registrar tells NICs of memory.
+// Registrar registers memory with NICs.
 type Registrar = registrar
 
-// RegisterHostBy is RegisterHost with other NICs than the engine's.
+// RegisterHostBy is RegisterHost with the given NICs.
 func (l *Library) RegisterHostBy(h Handle, nics Registrar, b []byte) (Handle, error) {
 	e, err := find[*engine](&l.handles, h)
 	if err != nil {
@@ -28,7 +28,7 @@ func (l *Library) RegisterHostBy(h Handle, nics Registrar, b []byte) (Handle, er
 	return l.registerHost(e, nics, b)
 }
 
-// RegisterDeviceBy is RegisterDevice with other NICs than the engine's.
+// RegisterDeviceBy is RegisterDevice with the given NICs.
 func (l *Library) RegisterDeviceBy(h Handle, nics Registrar, address uint64, bytes int64) (Handle, error) {
 	e, err := find[*engine](&l.handles, h)
 	if err != nil {
@@ -37,18 +37,18 @@ func (l *Library) RegisterDeviceBy(h Handle, nics Registrar, address uint64, byt
 	return l.registerDevice(e, nics, address, bytes)
 }
 
-// Live returns how many handles there are.
+// Live returns the number of handles.
 func (l *Library) Live() int {
 	l.handles.mu.RLock()
 	defer l.handles.mu.RUnlock()
 	return len(l.handles.all)
 }
 
-// Snake is snake.
+// Snake converts a Go name to snake case.
 func Snake(name string) string { return snake(name) }
 
-// ConfigKeys returns the keys of a configuration, those of objects included. Geometries of page
-// groups have the keys of a model.
+// ConfigKeys returns the keys of a configuration, including those of nested objects. The geometries
+// of page groups have the keys of a model.
 func ConfigKeys() []string { return keysOf("", reflect.TypeFor[kvlane.Config]()) }
 
 func keysOf(path string, t reflect.Type) []string {
@@ -72,11 +72,11 @@ func keysOf(path string, t reflect.Type) []string {
 	return keys
 }
 
-// AllocatorDevice returns the device of an allocator, which the test closes.
+// AllocatorDevice returns the device of an allocator. The test closes it.
 func (l *Library) AllocatorDevice(index int) devices.Sharer {
 	d, ok := l.allocators.all[index].dev.(devices.Sharer)
 	if !ok {
-		panic("capi: the device of an allocator shares no memory")
+		panic("capi: the device of an allocator is no device.Sharer")
 	}
 	return d
 }

@@ -12,7 +12,7 @@ import (
 	"github.com/kvlane/kvlane/internal/capi"
 )
 
-// What was dumped is found by an engine that is opened later, and loaded to other pages.
+// Blocks that are dumped are found by a later engine and can be loaded to other pages.
 func TestBlocksOutliveTheirEngine(t *testing.T) {
 	dir, lib := t.TempDir(), capi.New()
 	first := start(t, lib, configuration(t, dir, nil), pages)
@@ -65,20 +65,20 @@ func TestBlocksOutliveTheirEngine(t *testing.T) {
 		for i := range 4 {
 			from, to := (plane*pages+i)*pageBytes, (plane*pages+9-i)*pageBytes
 			if !bytes.Equal(p.host.Bytes()[to:to+pageBytes], wrote[from:from+pageBytes]) {
-				t.Errorf("block %d, plane %d: other bytes", i, plane)
+				t.Errorf("block %d, plane %d: wrong bytes", i, plane)
 			}
 		}
 	}
 }
 
-// A handle is of one thing, and of nothing once that was freed.
+// A handle has one type, and is invalid after it was freed.
 func TestHandlesAreNeverUsedTwice(t *testing.T) {
 	lib := capi.New()
 	p := start(t, lib, configuration(t, t.TempDir(), nil), pages)
 	lease, n, err := lib.Lease(p.engine, p.keys(1, 2), 5, 0)
 	p.must(err)
 	if n != 0 {
-		t.Errorf("leased %d blocks of none", n)
+		t.Errorf("leased %d blocks of an empty prefix", n)
 	}
 	task, err := lib.Prefetch(p.engine, nil)
 	p.must(err)
@@ -116,7 +116,7 @@ func TestHandlesAreNeverUsedTwice(t *testing.T) {
 	}
 }
 
-// The zero key, which was never set, names no block.
+// The zero key was never set and names no block.
 func TestZeroKeysAreRefused(t *testing.T) {
 	lib := capi.New()
 	p := start(t, lib, configuration(t, t.TempDir(), nil), pages)
@@ -135,7 +135,7 @@ func TestZeroKeysAreRefused(t *testing.T) {
 	p.close()
 }
 
-// Engines that are used while they close answer with a status, whatever the moment.
+// Calls of an engine that is being closed always return a status.
 func TestCallsWhileAnEngineCloses(t *testing.T) {
 	lib := capi.New()
 	p := start(t, lib, configuration(t, t.TempDir(), nil), pages)
@@ -151,7 +151,7 @@ func TestCallsWhileAnEngineCloses(t *testing.T) {
 			for {
 				h, _, err := lib.Lease(p.engine, keys, 0, 0)
 				if err == nil {
-					_ = lib.Release(h) // the engine may have closed meanwhile
+					_ = lib.Release(h) // the engine may be closed already
 				}
 				task, err := lib.Prefetch(p.engine, keys)
 				if err == nil {

@@ -22,7 +22,7 @@ func manage(t *testing.T, lib *capi.Library, blocks int, dir string) capi.Handle
 	return m
 }
 
-// named are blocks of one letter each.
+// named returns the names of blocks, one letter each.
 func named(letters string) *capi.Names {
 	n := &capi.Names{HashBytes: 4, N: len(letters)}
 	for _, c := range letters {
@@ -31,7 +31,7 @@ func named(letters string) *capi.Names {
 	return n
 }
 
-// evicted returns the letters of what a job wants dropped.
+// evicted returns the letters of the blocks that a job evicts.
 func evicted(t *testing.T, lib *capi.Library, job capi.Handle) string {
 	t.Helper()
 	_, n, err := lib.JobSize(job)
@@ -49,7 +49,7 @@ func evicted(t *testing.T, lib *capi.Library, job capi.Handle) string {
 	return string(letters)
 }
 
-// A worker does what the manager's jobs say, from store to eviction.
+// A worker executes the manager's jobs, from store to eviction.
 func TestManagerAndItsWorker(t *testing.T) {
 	lib, dir := capi.New(), t.TempDir()
 	p := start(t, lib, configuration(t, dir, nil), pages)
@@ -149,7 +149,7 @@ func TestDirectJobOfAManager(t *testing.T) {
 	if stay, err := lib.Drop(p.engine, keys); stay != 0 || err != nil {
 		t.Fatal(stay, err)
 	}
-	for _, direct := range []bool{true, false} { // the second request is for the pools
+	for _, direct := range []bool{true, false} { // the second request goes through the pools
 		job, err := lib.ManagerLoad(m, n)
 		p.must(err)
 		if got, err := lib.JobDirect(job); got != direct || err != nil {

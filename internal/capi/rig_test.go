@@ -16,11 +16,12 @@ const (
 	layers    = 3
 	planes    = 2 * layers
 	pages     = 16
-	pageBytes = 16 * 64 * 2 // of a plane
-	patience  = 600_000     // ms: longer than any machine takes for an event of a test
+	pageBytes = 16 * 64 * 2 // bytes of a page in a plane
+	patience  = 600_000     // ms: longer than any expected event takes on any machine
 )
 
-// configuration is that of an engine on the simulated device, with what is added to it.
+// configuration returns the configuration of an engine on the simulated device, with the entries of
+// add.
 func configuration(tb testing.TB, dir string, add map[string]any) []byte {
 	tb.Helper()
 	all := map[string]any{
@@ -38,7 +39,7 @@ func configuration(tb testing.TB, dir string, add map[string]any) []byte {
 	return b
 }
 
-// program is a program that uses the library, and its KV cache.
+// program is a program that uses the library, with its KV cache.
 type program struct {
 	t      testing.TB
 	lib    *capi.Library
@@ -46,7 +47,7 @@ type program struct {
 	cache  capi.Handle
 	e      *kvlane.Engine
 	kv     *mem.Region
-	host   *mem.Region // what kv is written from and read to
+	host   *mem.Region // copy of kv in host memory
 	closed bool
 }
 
@@ -92,7 +93,7 @@ func (p *program) must(err error) {
 	}
 }
 
-// move copies between the KV cache and the host's copy of it.
+// move copies between the KV cache and its copy in host memory.
 func (p *program) move(to, from *mem.Region) {
 	p.t.Helper()
 	ctx := context.Background()
@@ -104,7 +105,7 @@ func (p *program) move(to, from *mem.Region) {
 	p.must(s.Close(ctx))
 }
 
-// keys are those of n blocks of a prompt.
+// keys returns the keys of n blocks of a prompt.
 func (p *program) keys(prompt int64, n int) []kvlane.Key {
 	p.t.Helper()
 	tokens := make([]int64, 16*n)
@@ -122,17 +123,17 @@ func (p *program) keys(prompt int64, n int) []kvlane.Key {
 	return keys
 }
 
-// done waits for a task, frees it, and returns what became of its blocks.
+// done waits for a task, frees it, and returns the results of its blocks.
 func (p *program) done(task capi.Handle, blocks int) []capi.Result {
 	p.t.Helper()
-	_ = p.lib.Wait(task, capi.Done, patience) // which the results say in full
+	_ = p.lib.Wait(task, capi.Done, patience) // the results contain its error
 	results := make([]capi.Result, blocks)
 	p.must(p.lib.Results(task, results))
 	p.must(p.lib.Free(task))
 	return results
 }
 
-// dump stores blocks from pages 0 and on.
+// dump stores blocks from pages 0, 1, ...
 func (p *program) dump(keys []kvlane.Key) {
 	p.t.Helper()
 	task, err := p.lib.Dump(p.engine, p.cache, keys, upTo(len(keys)), 0, nil)
@@ -152,7 +153,7 @@ func upTo(n int) []uint32 {
 	return out
 }
 
-// want compares the status of an error.
+// want checks the status of an error.
 func want(tb testing.TB, what string, err error, status capi.Status) {
 	tb.Helper()
 	if got := capi.StatusOf(err); got != status {

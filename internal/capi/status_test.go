@@ -10,7 +10,7 @@ import (
 	"github.com/kvlane/kvlane/internal/capi"
 )
 
-// Each sentinel has a status of its own, wrapped too.
+// Each sentinel has its own status, also if it is wrapped.
 func TestSentinelsHaveStatuses(t *testing.T) {
 	seen := make(map[capi.Status]error)
 	for _, err := range []error{
@@ -31,7 +31,7 @@ func TestSentinelsHaveStatuses(t *testing.T) {
 	}
 }
 
-// A bug of ours is told, with its place, and ends no program.
+// A panic becomes an error with its source line.
 func TestPanicsAreErrors(t *testing.T) {
 	err := capi.Guard(func() error {
 		none := make([]int, 0)

@@ -11,7 +11,7 @@ import (
 	"github.com/kvlane/kvlane/internal/capi"
 )
 
-// A wait ends when its time is up, and may be made again.
+// A wait ends at its timeout, and can be repeated.
 func TestWaitsEndWithTheirTimeouts(t *testing.T) {
 	lib := capi.New()
 	p := start(t, lib, configuration(t, t.TempDir(), nil), pages)
@@ -38,7 +38,7 @@ func TestWaitsEndWithTheirTimeouts(t *testing.T) {
 	want(t, "a load of a cache that closes", err, capi.Closed)
 }
 
-// What does not fit together is refused, whatever it is.
+// Arguments that do not fit together are refused.
 func TestWrongArgumentsAreInvalid(t *testing.T) {
 	lib := capi.New()
 	p := start(t, lib, configuration(t, t.TempDir(), nil), pages)
@@ -80,7 +80,7 @@ func TestWrongArgumentsAreInvalid(t *testing.T) {
 	p.must(lib.Wait(load, capi.Done, patience))
 }
 
-// The results say what became of each block, and the wait why the first failed.
+// The results report the outcome of each block, and the wait returns the first error.
 func TestResultsAreOfEachBlock(t *testing.T) {
 	lib := capi.New()
 	p := start(t, lib, configuration(t, t.TempDir(), nil), pages)
@@ -88,7 +88,7 @@ func TestResultsAreOfEachBlock(t *testing.T) {
 	p.dump(keys[:1])
 	load, err := lib.Load(p.engine, 0, p.cache, keys, upTo(3), capi.Layerwise, nil)
 	p.must(err)
-	want(t, "a load of what is not there", lib.Wait(load, capi.Done, patience), capi.NotFound)
+	want(t, "a load of missing blocks", lib.Wait(load, capi.Done, patience), capi.NotFound)
 	want(t, "a layer of it", lib.Wait(load, 1, patience), capi.NotFound)
 	if text := capi.Text(lib.Wait(load, capi.Done, 0)); len(text) > 300 {
 		t.Errorf("the words of a thousand blocks: %s", text)
@@ -100,7 +100,7 @@ func TestResultsAreOfEachBlock(t *testing.T) {
 	}
 }
 
-// A tier whose directory is gone is left out of a dump, and named with the reason.
+// A tier whose directory is missing is left out of a dump, and reported with the reason.
 func TestLeftOutTiersAreJSON(t *testing.T) {
 	lib, files, logs := capi.New(), t.TempDir(), t.TempDir()
 	p := start(t, lib, configuration(t, "", map[string]any{"store": map[string]any{"cache_bytes": 4 << 20, "dirs": []string{files}, "log_dir": logs}}), pages)
@@ -137,7 +137,7 @@ func TestLeftOutTiersAreJSON(t *testing.T) {
 	p.must(os.Remove(files))
 }
 
-// A task that there is no place for is refused at once, and nobody waits.
+// A task above the limit is refused at once instead of waiting.
 func TestTooManyTasksAreBusy(t *testing.T) {
 	lib := capi.New()
 	p := start(t, lib, configuration(t, t.TempDir(), nil), pages)
@@ -163,7 +163,8 @@ func TestTooManyTasksAreBusy(t *testing.T) {
 	p.dump(p.keys(1, 1))
 }
 
-// Dumps come after what a stream of the program has been given, and a stream waits for a load, without anybody waiting on the host.
+// Dumps wait for earlier work of a program's stream, and a stream waits for a load. No host thread
+// waits.
 func TestStreamsOfTheProgram(t *testing.T) {
 	lib := capi.New()
 	p := start(t, lib, configuration(t, t.TempDir(), map[string]any{"host_streams": true}), pages)
@@ -199,7 +200,7 @@ func TestStreamsOfTheProgram(t *testing.T) {
 	want(t, "a load behind a stream of nobody", err, capi.Invalid)
 }
 
-// BenchmarkLease is what a lookup with lease costs in the library, of as many blocks of one request.
+// BenchmarkLease measures a lease of a prefix through the library.
 func BenchmarkLease(b *testing.B) {
 	p, keys := benchmark(b)
 	b.ReportAllocs()
@@ -212,7 +213,7 @@ func BenchmarkLease(b *testing.B) {
 	}
 }
 
-// BenchmarkLoad is what beginning a load costs in the library; what the load itself takes is not counted.
+// BenchmarkLoad measures the start of a load through the library, without the load itself.
 func BenchmarkLoad(b *testing.B) {
 	p, keys := benchmark(b)
 	at := upTo(len(keys))

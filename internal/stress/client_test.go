@@ -13,7 +13,8 @@ import (
 	"github.com/kvlane/kvlane/tier"
 )
 
-// client is one goroutine's requests, one after the other, to and from pages of its own. Dumps become durable behind it.
+// client makes requests one after another on its own pages. Its dumps become durable in the
+// background.
 type client struct {
 	*life
 	i      int
@@ -67,7 +68,7 @@ func (c *client) run() {
 	c.viewer.close()
 }
 
-// begun counts a request, and reports whether it has begun.
+// begun counts a request and reports whether it was started.
 func (c *client) begun(what string, err error) bool {
 	c.tally.add("requests "+what, 1)
 	c.explain(what, err)
@@ -75,7 +76,8 @@ func (c *client) begun(what string, err error) bool {
 	return err == nil
 }
 
-// within returns a context for one wait, mostly long enough, and how long it lasts.
+// within returns a context for one wait and its duration. It is usually long enough for the
+// request.
 func (c *client) within() (context.Context, context.CancelFunc, time.Duration) {
 	d := durableMax
 	if c.rng.IntN(4) == 0 {
@@ -85,7 +87,7 @@ func (c *client) within() (context.Context, context.CancelFunc, time.Duration) {
 	return ctx, cancel, d
 }
 
-// draw returns some neighbours, often those that all others want too.
+// draw returns some adjacent blocks. Half of the time they are among those that all clients use.
 func (c *client) draw() []int {
 	first := c.rng.IntN(keySpace)
 	if c.rng.IntN(2) == 0 {
@@ -106,7 +108,7 @@ func (c *client) keysOf(ns []int) []block.Key {
 	return keys
 }
 
-// refs pairs blocks with pages of the client's, in any order.
+// refs assigns pages of this client to blocks, in random order.
 func (c *client) refs(ns []int) []store.Ref {
 	at := c.rng.Perm(pagesEach)
 	refs := make([]store.Ref, len(ns))
@@ -116,12 +118,13 @@ func (c *client) refs(ns []int) []store.Ref {
 	return refs
 }
 
-// mustBe reports whether a block must be found: it was durable, and neither files nor bounds take it away.
+// mustBe reports whether a block must be found: it was durable, and no fault or bound may have
+// removed it.
 func (c *client) mustBe(n int) bool {
 	return c.Bytes == 0 && !c.FileFaults && !victim(n) && c.durable[n].Load()
 }
 
-// wait waits for a task until ctx ends, then cancels it and waits for its end.
+// wait waits for a task until its context ends. Then it cancels the task and waits for its end.
 func (c *client) wait(what string, wait func(context.Context) error, cancel func(), done <-chan struct{}) {
 	ctx, end, most := c.within()
 	defer end()
@@ -159,7 +162,7 @@ func (c *client) lookup() {
 	}
 }
 
-// leased leases the blocks' prefix.
+// leased leases a prefix of the blocks.
 func (c *client) leased(ns []int) *store.Lease {
 	ctx, cancel, most := c.within()
 	defer cancel()
@@ -179,7 +182,7 @@ func (c *client) leased(ns []int) *store.Lease {
 	return l
 }
 
-// lease keeps a few leases; some of those are released, and some end by themselves.
+// lease keeps a few leases. It releases some of them and lets others expire.
 func (c *client) lease() {
 	ns := c.draw()
 	if l := c.leased(ns); l != nil && l.Len() > 0 {
@@ -217,7 +220,8 @@ type dependency struct {
 func (g *dependency) Done() <-chan struct{} { return g.done }
 func (g *dependency) Err() error            { return g.err }
 
-// after returns nothing, mostly, or what resolves soon, sometimes badly.
+// after usually returns nothing. Otherwise it returns a dependency that is soon resolved, sometimes
+// with an error.
 func (c *client) after() []mem.Dependency {
 	if c.rng.IntN(8) > 0 {
 		return nil
@@ -259,13 +263,13 @@ func (c *client) dump() {
 		t.Cancel()
 	}
 	c.bounded(c.i, "SourceFree", most, func() { err = t.SourceFree(ctx) })
-	if err != nil { // ctx ended
+	if err != nil { // the context has ended
 		if c.rng.IntN(2) == 0 {
 			t.Cancel()
 		}
 		c.bounded(c.i, "SourceFree", durableMax, func() { _ = t.SourceFree(context.Background()) })
 	}
-	for _, ref := range refs { // what is stored is what was there before
+	for _, ref := range refs { // dumps must store the bytes from before this change
 		c.viewer.poison(ref.Page)
 	}
 	if c.dumps = append(c.dumps, dumped{t, ns}); len(c.dumps) > 3 {
@@ -273,7 +277,7 @@ func (c *client) dump() {
 	}
 }
 
-// submitShards submits the shards in any order, now and then not the last.
+// submitShards submits the shards in random order. Sometimes it omits one.
 func (c *client) submitShards(t *store.DumpTask) {
 	all := c.rng.Perm(c.layout.Shards())
 	if c.rng.IntN(20) == 0 {

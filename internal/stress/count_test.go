@@ -17,7 +17,8 @@ import (
 	"github.com/kvlane/kvlane/internal/fault"
 )
 
-// tally counts by kind, and keeps the longest wait of each kind. Safe for concurrent use.
+// tally counts events by kind, and records the longest wait of each kind. It is safe for concurrent
+// use.
 type tally struct {
 	mu    sync.Mutex
 	Count map[string]int64
@@ -51,10 +52,10 @@ func (t *tally) merge(o *tally) {
 	}
 }
 
-// shown are the counts without which a run shows nothing.
+// shown are the counts that must not be zero. Otherwise the run tested nothing.
 var shown = []string{"blocks loaded", "blocks durable", "blocks durable and checked"}
 
-// shows reports whether all of shown were counted.
+// shows reports whether no count of shown is zero.
 func (t *tally) shows() bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -82,7 +83,8 @@ func (t *tally) String() string {
 	return b.String()
 }
 
-// reasons are what may be the matter with a request here, by the name to count it under; the first decides.
+// reasons are the accepted errors of a request and the name under which they are counted. The first
+// match applies.
 var reasons = []struct {
 	name string
 	err  error
@@ -102,14 +104,14 @@ var reasons = []struct {
 	{"exists", errdefs.ErrExists},
 	{"out of time", context.DeadlineExceeded},
 	{"out of time", context.Canceled},
-	// What the parent does between two steps of a worker.
+	// Changes that the parent process makes between two steps of a worker.
 	{"vanished", fs.ErrNotExist},
 	{"replaced", syscall.EISDIR},
 	{"replaced", syscall.ENOTEMPTY},
 	{"replaced", dirfs.ErrIrregular},
 }
 
-// reason names why a request failed, or is empty where nothing that is done here explains it.
+// reason returns the name of an accepted error, or "" if the error is unexpected.
 func reason(err error) string {
 	for _, r := range reasons {
 		if errors.Is(err, r.err) {

@@ -27,41 +27,41 @@ import (
 	"github.com/kvlane/kvlane/tier"
 )
 
-// How lives end.
+// Ways to end an engine's life.
 const (
-	finish      = iota // when the clients have
-	closeStore         // by closing the store while they work, and then the rest
-	closeEngine        // by closing everything while they work
+	finish      = iota // after the clients have finished
+	closeStore         // close the store while clients work, then the rest
+	closeEngine        // close everything while clients work
 	ways
 )
 
-// mainCall is the number of the call that the worker's own goroutine is in.
+// mainCall is the index of the call that the worker's main goroutine is in.
 const mainCall = clients
 
-// errVeto is why a file that may not be read or removed cannot be.
+// errVeto is the error of files that must not be read or removed.
 var errVeto = errors.New("forbidden file")
 
-// life is an engine from its opening to its end.
+// life is an engine from Open to Close.
 type life struct {
 	*worker
 	rng     *rand.Rand
 	engine  *kvlane.Engine
 	plan    *fault.Plan // of the device
 	files   *fault.Plan
-	counted [2]atomic.Int64 // faults of the two that are counted
-	path    stream.Path     // forced; none: the planner chooses
+	counted [2]atomic.Int64 // injected faults that are already counted
+	path    stream.Path     // forced path; none: the planner chooses
 	verify  store.VerifyPolicy
-	how     int // it ends
+	how     int // way in which this life ends
 
-	memory []byte // of the clients' viewers: not the device's, which is closed while they work
+	memory []byte // pages of the viewers; not device memory, which may be closed while clients work
 	region *mem.Region
 	pages  *store.Pages
 
-	ctx  context.Context // ends when clients are to begin nothing more
+	ctx  context.Context // ends when clients must start no more requests
 	stop context.CancelFunc
 }
 
-// live opens an engine, strains it for a while, and closes it in one of several ways.
+// live opens an engine, runs clients on it for a while, and closes it in one of several ways.
 func (w *worker) live(seed uint64) {
 	goroutines := runtime.NumGoroutine()
 	l := &life{worker: w, rng: rand.New(rand.NewPCG(seed, 1))}
@@ -88,7 +88,7 @@ func (w *worker) live(seed uint64) {
 	w.clean(goroutines)
 }
 
-// countFaults counts the faults since its last call.
+// countFaults counts the faults injected since its last call.
 func (l *life) countFaults() {
 	for i, p := range []*fault.Plan{l.plan, l.files} {
 		n := int64(p.Injected())
@@ -96,7 +96,7 @@ func (l *life) countFaults() {
 	}
 }
 
-// deviceFaults draws how this engine's device fails.
+// deviceFaults returns a random plan of device faults for this engine.
 func (l *life) deviceFaults() *fault.Plan {
 	p := fault.New(l.rng.Uint64())
 	if !l.DeviceFaults {
@@ -112,7 +112,8 @@ func (l *life) deviceFaults() *fault.Plan {
 	for _, op := range []string{sim.OpAlloc, sim.OpAllocHost, sim.OpOpen} {
 		p.Add(fault.Rate(op, 0.05).Fail(errdefs.ErrNoMemory))
 	}
-	// Found is what is damaged on the bus, where kernels sum it; a byte that a kernel has read wrong, for staging memory, is not.
+	// Kernels that compute checksums detect bytes that are damaged on the bus. They do not detect a
+	// byte that a staging kernel reads wrong.
 	switch summed := l.path == stream.PathKernel; {
 	case summed && l.Leafy && l.rng.IntN(2) == 0:
 		p.Add(fault.Rate(sim.OpLaunch, 0.003).Corrupt())
@@ -122,7 +123,8 @@ func (l *life) deviceFaults() *fault.Plan {
 	return p
 }
 
-// fileFaults draws how this engine's files fail. Where nothing durable may be lost, no byte is changed.
+// fileFaults returns a random plan of file faults for this engine. If durable blocks must not be
+// lost, it corrupts no bytes.
 func (l *life) fileFaults() *fault.Plan {
 	p := fault.New(l.rng.Uint64())
 	if !l.FileFaults {
@@ -142,7 +144,8 @@ func (l *life) fileFaults() *fault.Plan {
 	return p
 }
 
-// veto lets no write succeed while the disk is full. With FileFaults it makes a few files unreadable and a few unremovable.
+// veto fails all writes while the disk is full. With FileFaults it also makes a few files
+// unreadable and a few unremovable.
 func (l *life) veto() faultfs.Veto {
 	unreadable, unremovable := l.rng.IntN(256), l.rng.IntN(256)
 	ends := func(path string, b int) bool {
@@ -168,10 +171,10 @@ func (s *setup) full() bool {
 	return err == nil
 }
 
-// fullName is a file that exists while the disk is full.
+// fullName returns the name of a file that exists while the disk is full.
 func (s *setup) fullName() string { return s.User[0] + "-full" }
 
-// steppedFS sets times by a clock that is moved two days ahead or back every half second.
+// steppedFS sets file times with a clock that jumps two days forward or back every half second.
 type steppedFS struct {
 	dirfs.FS
 	l *life
@@ -190,7 +193,7 @@ type steppedDir struct {
 	l *life
 }
 
-// clockSteps are added to times, one after the other.
+// clockSteps are the offsets of that clock, in turn.
 var clockSteps = []time.Duration{0, 48 * time.Hour, 0, -48 * time.Hour}
 
 func (d steppedDir) SetTime(name string, t time.Time) error {
@@ -201,7 +204,7 @@ func (d steppedDir) SetTime(name string, t time.Time) error {
 	return d.Dir.SetTime(name, t.Add(step))
 }
 
-// open opens the engine and its pages. It may fail, by a fault, and then leaves nothing.
+// open opens the engine and its pages. If a fault makes it fail, nothing stays open.
 func (l *life) open() bool {
 	files := faultfs.New(steppedFS{dirfs.OS(), l}, l.files, nil)
 	files.Forbid(l.veto())
@@ -247,7 +250,7 @@ func (l *life) layPages() {
 	}
 }
 
-// strain lets the clients work, and closes the engine.
+// strain runs the clients and then closes the engine.
 func (l *life) strain() {
 	var wg sync.WaitGroup
 	for i := range clients {
@@ -274,7 +277,7 @@ func (l *life) strain() {
 	}
 }
 
-// closeAll closes by several goroutines at once, of which some have little time, until it is closed.
+// closeAll calls closeIt from several goroutines, some with short timeouts, until it succeeds.
 func (l *life) closeAll(what string, closeIt func(context.Context) error) {
 	for try := 0; ; try++ {
 		errs := make([]error, 1+l.rng.IntN(4))
@@ -295,7 +298,8 @@ func (l *life) closeAll(what string, closeIt func(context.Context) error) {
 		})
 		for _, err := range errs {
 			l.explain(what, err)
-			// In use, and not for want of time: something has not been given back. Clients at work still have pages.
+			// The engine is in use although there was enough time: a resource was not released.
+			// While clients work, they still have pages.
 			if l.how != closeEngine && errors.Is(err, errdefs.ErrBusy) && !errors.Is(err, context.DeadlineExceeded) {
 				l.reportFailure("%s: %v", what, err)
 			}
@@ -310,7 +314,7 @@ func (l *life) closeAll(what string, closeIt func(context.Context) error) {
 	}
 }
 
-// checkClosed checks the counts of what is closed.
+// checkClosed checks that the counts of a closed engine are zero.
 func (l *life) checkClosed() {
 	s := l.engine.Store().Stats()
 	if s.Running != 0 || s.LeasesLive != 0 || s.Backlog != 0 {

@@ -12,7 +12,8 @@ import (
 	"github.com/kvlane/kvlane/store"
 )
 
-// load loads blocks, and looks at every byte of those that are said to be there, and at pages said to be as they were.
+// load loads blocks. It checks all bytes of blocks that are reported as loaded, and that pages that
+// are reported as unchanged are.
 func (c *client) load() {
 	ns := c.draw()
 	var under *store.Lease
@@ -28,7 +29,7 @@ func (c *client) load() {
 		if n := len(c.leases); n > 0 {
 			under, ns = c.leases[n-1].Lease, c.leases[n-1].ns
 			if time.Now().After(under.Deadline()) {
-				c.leases = c.leases[:n-1] // and this load is refused
+				c.leases = c.leases[:n-1] // the lease is released, so this load is refused
 			}
 		}
 	}
@@ -68,8 +69,8 @@ func (c *client) load() {
 	}
 }
 
-// waitShards looks at each shard when it is handed out, while later ones are on their way. handed[i] becomes how many those
-// are that block i has got.
+// waitShards checks each shard when WaitShard returns, while later shards are still in flight.
+// handed[i] is set to the number of shards of block i that were returned.
 func (c *client) waitShards(t *store.LoadTask, refs []store.Ref, ns, handed []int) {
 	for shard := range c.layout.Shards() {
 		ctx, cancel, most := c.within()
@@ -78,7 +79,7 @@ func (c *client) waitShards(t *store.LoadTask, refs []store.Ref, ns, handed []in
 		ended := ctx.Err() != nil
 		cancel()
 		if ended {
-			return // err may be that of the context alone
+			return // err may be that of the context
 		}
 		failed := make(map[block.Key]bool)
 		failures(err, failed)
@@ -95,7 +96,7 @@ func (c *client) waitShards(t *store.LoadTask, refs []store.Ref, ns, handed []in
 	}
 }
 
-// failures adds the blocks of all the BlockErrors that err joins.
+// failures adds the keys of all BlockErrors in err.
 func failures(err error, into map[block.Key]bool) {
 	if joined, ok := err.(interface{ Unwrap() []error }); ok {
 		for _, e := range joined.Unwrap() {
@@ -108,13 +109,13 @@ func failures(err error, into map[block.Key]bool) {
 	}
 }
 
-// loaded looks at a page after the load of block n has ended so.
+// loaded checks a page after the load of block n has ended with err.
 func (c *client) loaded(page uint32, n, handed int, err error) {
 	c.explain("loaded block", err)
 	be := (*store.BlockError)(nil)
 	switch {
 	case err == nil && ghost(n):
-		c.reportFailure("block %d is loaded, and nobody has dumped it", n)
+		c.reportFailure("block %d is loaded, but was never dumped", n)
 	case err == nil:
 		c.tally.add("blocks loaded", 1)
 		c.viewer.poisoned[page] = false
@@ -127,12 +128,13 @@ func (c *client) loaded(page uint32, n, handed int, err error) {
 	}
 }
 
-// viewer writes and reads a client's pages, by a queue of its own, whose faults it survives.
+// viewer writes and reads the pages of a client on a separate queue. It recovers from faults of
+// that queue.
 type viewer struct {
 	*life
 	i        int
 	queue    device.Queue
-	memory   []byte // a part of the life's
+	memory   []byte // a part of life.memory
 	stage    *mem.Region
 	want     []byte
 	poisoned map[uint32]bool
@@ -143,7 +145,8 @@ func newViewer(l *life, i int) viewer {
 	return viewer{life: l, i: i, memory: l.memory[int64(i)*n:][:n:n], want: make([]byte, n), poisoned: make(map[uint32]bool)}
 }
 
-// move copies the stage to the page, or the page to the stage. It reports false where the device is closed.
+// move copies the stage to the page, or the page to the stage. It returns false if the device is
+// closed.
 func (v *viewer) move(page uint32, toDevice bool) bool {
 	for {
 		err := v.tryMove(page, toDevice)
@@ -198,14 +201,14 @@ func (v *viewer) tryMove(page uint32, toDevice bool) (err error) {
 	return ev.Wait(ctx)
 }
 
-// fill writes block n to the page.
+// fill writes the content of block n to the page.
 func (v *viewer) fill(page uint32, n int) bool {
 	v.put(v.memory, n)
 	v.poisoned[page] = false
 	return v.move(page, true)
 }
 
-// poison makes the page one that nobody is to write.
+// poison fills the page with a pattern that must not change.
 func (v *viewer) poison(page uint32) bool {
 	for i := range v.memory {
 		v.memory[i] = 0xee
@@ -233,7 +236,7 @@ func (v *viewer) checkPoisoned(page uint32) bool {
 	return true
 }
 
-// check compares shards first to end of the page with those of block n.
+// check compares the shards first to end of the page with those of block n.
 func (v *viewer) check(page uint32, n, first, end int) {
 	if first == end || !v.move(page, false) {
 		return
@@ -249,7 +252,7 @@ func (v *viewer) check(page uint32, n, first, end int) {
 	}
 }
 
-// close gives back what the viewer has, as far as the device is still there to take it.
+// close releases the viewer's resources. It ignores errors, because the device may be closed.
 func (v *viewer) close() {
 	ctx, cancel := context.WithTimeout(context.Background(), grace)
 	defer cancel()

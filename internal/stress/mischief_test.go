@@ -18,12 +18,12 @@ import (
 	"github.com/kvlane/kvlane/tier/file"
 )
 
-// mischief harms a round's directories while workers use them: the files of victims, and what belongs to nobody. It also
-// collects and verifies, as other programs would.
+// mischief damages a round's directories while workers use them: the files of victim blocks, and
+// foreign files. It also runs gc and verify, as other programs would.
 type mischief struct {
 	*round
 	rng    *rand.Rand
-	canary string // what links lead to, and nobody may change
+	canary string // file that links point to and that must not change
 }
 
 const canaryText = "nobody may change this"
@@ -74,7 +74,7 @@ func (m *mischief) act() {
 	}
 }
 
-// victim returns the file of a block that may be harmed, within a directory.
+// victim returns the relative name of a block's file that may be damaged.
 func (m *mischief) victim() string {
 	for {
 		n := m.rng.IntN(keySpace)
@@ -88,7 +88,7 @@ func (m *mischief) victim() string {
 	}
 }
 
-// damage changes a byte of a file, or cuts it, if it is there.
+// damage changes a byte of a file or truncates it, if the file exists.
 func (m *mischief) damage(name string) string {
 	f, err := os.OpenFile(name, os.O_RDWR|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
 	if err != nil {
@@ -109,7 +109,7 @@ func (m *mischief) damage(name string) string {
 	return "bit flipped"
 }
 
-// replace puts something else in the place of a file, or nothing.
+// replace removes a file, and may put another kind of file in its place.
 func (m *mischief) replace(name string) string {
 	if os.RemoveAll(name) != nil {
 		return ""
@@ -131,7 +131,7 @@ func (m *mischief) replace(name string) string {
 	return "removed"
 }
 
-// fill has the disk full for a while. Workers may be killed meanwhile, and open again.
+// fill makes the disk full for a while. Workers may be killed and restarted meanwhile.
 func (m *mischief) fill() {
 	if os.WriteFile(m.fullName(), nil, 0o600) == nil {
 		time.Sleep(time.Duration(m.rng.IntN(500)) * time.Millisecond)
@@ -139,7 +139,7 @@ func (m *mischief) fill() {
 	}
 }
 
-// stranger opens the directories for another identity, which must be refused.
+// stranger opens the directories with another identity, which must be refused.
 func (m *mischief) stranger() {
 	s := m.setup
 	s.Model += "-stranger"
@@ -158,12 +158,12 @@ func (m *mischief) stranger() {
 	}
 }
 
-// moveTimes sets the times of some blocks as a process does whose clock is wrong.
+// moveTimes sets wrong file times of some blocks, like a process with a wrong clock.
 func (m *mischief) moveTimes(dir string) {
 	at := time.Now().Add(time.Duration(m.rng.IntN(200)-100) * time.Hour)
 	for range 64 {
 		s := m.keys[m.rng.IntN(keySpace)].String()
-		_ = os.Chtimes(filepath.Join(dir, s[:2], s), at, at) // it may not be there
+		_ = os.Chtimes(filepath.Join(dir, s[:2], s), at, at) // the file may not exist
 	}
 }
 
@@ -182,7 +182,7 @@ func (m *mischief) collect(dir string) {
 	}
 }
 
-// verify looks at every block while others write. Only victims may be damaged where nobody else is harmed.
+// verify runs Verify while workers write. Without other damage, only victim blocks may be reported.
 func (m *mischief) verify(dir string) {
 	ctx, cancel := context.WithTimeout(context.Background(), 2*grace)
 	defer cancel()
@@ -200,7 +200,7 @@ func (m *mischief) findings(rep file.Report) {
 		m.tally.add("findings "+string(f.Problem), 1)
 		n, ok := m.nameOf(f.Path)
 		if f.Problem == file.Damaged && !m.Corrupt && (!ok || !victim(n)) {
-			m.Errorf("verify: nobody has harmed %+v, block %d", f, n)
+			m.Errorf("verify: unexpected finding %+v, block %d", f, n)
 		}
 	}
 }
@@ -214,16 +214,16 @@ func (m *mischief) nameOf(path string) (int, bool) {
 	return 0, false
 }
 
-// check looks at the directories when no process uses them any more.
+// check checks the directories after all processes have ended.
 func (r *round) check(m *mischief) {
 	for _, dir := range r.Dirs {
 		if _, err := os.Stat(dir); r.Bytes > 0 && errors.Is(err, fs.ErrNotExist) {
-			r.tally.add("folders reclaimed", 1) // after its last worker, by the neighbour, for the bound of both
+			r.tally.add("folders reclaimed", 1) // after its last worker ended, the neighbour reclaimed it for the shared bound
 			return
 		}
 	}
 	for _, dir := range r.Dirs {
-		if _, err := file.GC(r.Context(), dir, everything); err != nil { // sweeps what the killed have left
+		if _, err := file.GC(r.Context(), dir, everything); err != nil { // removes temporary files of killed processes
 			r.tally.add("harm gc told of an error", 1)
 		}
 		rep, err := file.Verify(r.Context(), dir, nil)
@@ -249,7 +249,7 @@ func (r *round) check(m *mischief) {
 	r.checkBlocks()
 }
 
-// checkBound checks that the directories keep to their bound, but for files that were put there by others than the tier.
+// checkBound checks that the directories keep to their bound, not counting foreign files.
 func (r *round) checkBound() {
 	var stored int64
 	for _, dir := range r.Dirs {
@@ -264,7 +264,8 @@ func (r *round) checkBound() {
 	}
 }
 
-// checkBlocks reads every block, as a tier does: what is there is right, and what was durable is there.
+// checkBlocks reads every block as a tier does. Blocks that are found must be right, and durable
+// blocks must be found.
 func (r *round) checkBlocks() {
 	ctx := r.Context()
 	t, err := file.Open(ctx, file.Config{Dirs: r.Dirs, Formats: block.Formats{r.format()}, ReadOnly: true})
@@ -278,7 +279,7 @@ func (r *round) checkBlocks() {
 		r.Error(err)
 		return
 	}
-	defer hostmem.Free(b) //nolint:errcheck // testkit finds what is not freed
+	defer hostmem.Free(b) //nolint:errcheck // testkit detects memory that is not freed
 	region, err := hostmem.Region(b)
 	if err != nil {
 		r.Error(err)
@@ -289,7 +290,7 @@ func (r *round) checkBlocks() {
 		err := t.Get(ctx, key, mem.All(region))
 		switch {
 		case err == nil && ghost(n):
-			r.Errorf("block %d is there, and nobody has dumped it", n)
+			r.Errorf("block %d is found, but was never dumped", n)
 		case err == nil:
 			got = got[:0]
 			for i := range r.layout.Shards() {

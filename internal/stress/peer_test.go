@@ -20,11 +20,11 @@ import (
 const (
 	peerBytes = 1 << 20
 	peerConns = 64      // of the transfer server
-	peerHeap  = 1 << 30 // what the server and everything else in this process may take
+	peerHeap  = 1 << 30 // limit of the heap of this process, including the server
 )
 
-// peers serves memory to a peer that compares what it has moved, and to hostile ones that are silent, slow, or send large requests. Neither memory
-// nor connections may run out.
+// peers serves memory to a peer that checks its transfers, and to hostile peers that are silent,
+// slow, or send large requests. Neither memory nor connections may run out.
 func (r *round) peers(rng *rand.Rand) {
 	target, there, closeTarget := r.party(transfer.Options{Conns: peerConns, Stall: time.Second}, 2*peerBytes)
 	defer closeTarget()
@@ -59,7 +59,7 @@ func (r *round) peers(rng *rand.Rand) {
 	}
 }
 
-// party opens an engine with memory, and returns what closes both.
+// party opens an engine with memory, and returns a function that closes both.
 func (r *round) party(o transfer.Options, bytes int64) (*transfer.Engine, *mem.Region, func()) {
 	b, err := hostmem.Alloc(bytes)
 	if err != nil {
@@ -82,7 +82,8 @@ func (r *round) party(o transfer.Options, bytes int64) (*transfer.Engine, *mem.R
 	}
 }
 
-// goodPeer opens the segment, which hostile peers may put off but not prevent, writes it and reads it back.
+// goodPeer opens the segment, writes it and reads it back. Hostile peers may delay but not prevent
+// that.
 func (r *round) goodPeer(address string, rng *rand.Rand) {
 	e, here, closeEngine := r.party(transfer.Options{}, peerBytes)
 	defer closeEngine()
@@ -118,14 +119,14 @@ func (r *round) goodPeer(address string, rng *rand.Rand) {
 		}
 	}
 	if !bytes.Equal(here.Bytes(), want) {
-		r.Error("other bytes were read than were written")
+		r.Error("the bytes read differ from those written")
 	}
 	r.tally.waited("Transfer", time.Since(began))
 	r.tally.add("transfers beside hostile peers", 1)
 }
 
-// hostilePeer opens connections for control (1) or data (2) and keeps them, most of them silent. Of those for data some begin a request of a
-// million pieces, whose bytes never come or come one by one.
+// hostilePeer opens connections for control (1) or data (2) and keeps them open. Most are silent.
+// Some data connections start a request of a million pieces, whose bytes arrive slowly or never.
 func (r *round) hostilePeer(target *transfer.Engine, purpose byte, rng *rand.Rand) {
 	var open []net.Conn
 	defer func() {
@@ -157,7 +158,7 @@ func (r *round) hostilePeer(target *transfer.Engine, purpose byte, rng *rand.Ran
 			continue
 		}
 		if purpose == 2 && rng.IntN(4) == 0 {
-			_ = c.SetDeadline(time.Now().Add(100 * time.Millisecond)) // the server may let it wait
+			_ = c.SetDeadline(time.Now().Add(100 * time.Millisecond)) // the server may not answer at once
 			_, _ = c.Write(largeRequest())
 			r.tally.add("harm large request", 1)
 		} else {
@@ -170,7 +171,7 @@ func (r *round) hostilePeer(target *transfer.Engine, purpose byte, rng *rand.Ran
 	}
 }
 
-// largeRequest is the head of a write of a million pieces.
+// largeRequest returns the header of a write of a million pieces.
 func largeRequest() []byte {
 	const planes, pages = 1 << 16, 16
 	b := []byte{2, 0, 0, 0}

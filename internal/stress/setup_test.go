@@ -12,35 +12,37 @@ import (
 
 const (
 	clients   = 32 // goroutines of a worker
-	pagesEach = 16 // pages that a client has to itself
+	pagesEach = 16 // pages of each client
 	maxBlocks = 8  // blocks of a request
-	slots     = 48 // of the cache
+	slots     = 48 // slots of the cache
 	keySpace  = 2048
 
-	writers = 4 // of blocks to the file tier
+	writers = 4 // writers of the file tier
 
-	// The bounds of waits, and what a slow machine may add to them.
+	// Limits of waits, and the extra time for slow machines.
 	waitMax  = time.Second
 	leaseMax = time.Second
 	grace    = 2 * time.Minute
-	// durableMax bounds a dump that nobody cancels: each of its blocks may wait for a slot, and its writes for those before
-	// them, all of which may wait for room in the tier below.
+	// durableMax limits a dump that is not canceled. Each of its blocks may wait for a slot, and
+	// its writes for earlier writes, each of which may wait for space in the lower tier.
 	durableMax = (maxBlocks + slots/writers) * waitMax
 )
 
-// setup is what a round's workers have in common, and the seed of one. It travels as JSON.
+// setup is the configuration of a round's workers. The parent passes it to them as JSON, with a
+// seed for each.
 type setup struct {
 	Seed  uint64
-	Model string // of another identity; empty: the first
-	// User are the parents that a user would choose. The blocks of an identity lie in Dirs, a folder of that name in each.
+	Model string // name of the model in the identity; empty: the default
+	// User are the directories that a user would configure. Dirs are the folders named Folder in
+	// them, which contain the blocks of this identity.
 	User   []string
 	Folder string
 	Dirs   []string
-	Leafy  bool  // planes are whole leaves, which kernels sum
-	Bytes  int64 // bound of the file tier; zero: nothing durable may be lost
+	Leafy  bool  // planes are whole leaves, so that kernels compute their checksums
+	Bytes  int64 // bound of the file tier; 0: no durable block may be lost
 	Fsync  file.FsyncPolicy
-	Alone  bool // there is one worker at a time, and nobody else removes blocks: what is leased stays
-	// DeviceFaults and FileFaults say what fails. Corrupt lets files go wrong on their way as well, of any block.
+	Alone  bool // one worker at a time, and no other process removes blocks, so that leased blocks stay
+	// DeviceFaults and FileFaults enable faults. Corrupt also corrupts bytes of files of any block.
 	DeviceFaults, FileFaults, Corrupt bool
 }
 
@@ -52,12 +54,12 @@ func (s *setup) geometry() block.Geometry {
 	return g
 }
 
-// shape is what blocks are, and where their bytes lie.
+// shape is the format of blocks and the layout of their planes.
 type shape struct {
 	id     block.Identity
 	layout *block.Layout
-	planes int   // a shard
-	bytes  int64 // a plane
+	planes int   // planes of each shard
+	bytes  int64 // bytes of each plane
 	keys   [keySpace]block.Key
 	place  map[block.Key]int
 }
@@ -80,7 +82,7 @@ func (s *shape) format() block.Format { return block.Format{Layout: s.layout, Id
 
 func (s *shape) blockBytes() int64 { return s.layout.DataBytes() }
 
-// put writes what block n holds to b, plane by plane. It follows from n alone, in every process.
+// put writes the content of block n to b, plane by plane. It is the same in every process.
 func (s *shape) put(b []byte, n int) {
 	words := int(s.bytes / 8)
 	for w := range len(b) / 8 {
@@ -91,8 +93,9 @@ func (s *shape) put(b []byte, n int) {
 // ghost blocks are never dumped.
 func ghost(n int) bool { return n%16 == 15 }
 
-// victim blocks are those whose files the parent harms: all other durable ones have to stay.
+// victim reports whether the parent may damage the files of block n. All other durable blocks must
+// stay.
 func victim(n int) bool { return n%16 < 4 }
 
-// everything is what no directory is larger than.
+// everything is a bound that no directory exceeds.
 const everything = math.MaxInt64

@@ -30,7 +30,8 @@ var (
 
 func TestMain(m *testing.M) { testkit.Main(m) }
 
-// round is a while during which some workers share directories; then these are looked at.
+// round is a period in which some workers share directories. At its end the directories are
+// checked.
 type round struct {
 	*testing.T
 	setup
@@ -38,13 +39,14 @@ type round struct {
 	rng   *rand.Rand // of the test's own goroutine
 	tally *tally
 	until time.Time
-	dead  context.Context // ends when a worker has found something wrong: then all end
+	dead  context.Context // ends when a worker has reported a failure, so that all end
 
 	mu      sync.Mutex
 	durable map[int]bool // guarded by mu
 }
 
-// TestStress runs rounds of one or two workers each. What they tell, and what it finds afterwards, must be right.
+// TestStress runs rounds of one or two workers each. It checks the reports of the workers, and the
+// directories after each round.
 func TestStress(t *testing.T) {
 	seed := *start
 	if seed == 0 {
@@ -63,14 +65,15 @@ func TestStress(t *testing.T) {
 	}
 	t.Logf("%v", all)
 	if !all.shows() {
-		t.Errorf("none of one of %q, which shows nothing", shown)
+		t.Errorf("one of the counts %q is zero, so the run tested nothing", shown)
 	}
 }
 
-// kinds of rounds come one after the other.
+// kinds is the number of kinds of rounds, which alternate.
 const kinds = 4
 
-// draw makes the round's setup. Every other round has a tier without a bound, from which nothing durable may go.
+// draw chooses the setup of the round. Every other round has a file tier without a bound, which
+// must not lose durable blocks.
 func (r *round) draw(n int) {
 	r.setup = setup{
 		Seed: r.rng.Uint64(), User: []string{r.TempDir()}, Folder: "own", Leafy: r.rng.IntN(4) > 0, Fsync: file.FsyncPolicy(r.rng.IntN(2)),
@@ -82,7 +85,7 @@ func (r *round) draw(n int) {
 	r.prepare()
 }
 
-// prepare makes the folders of the round's identity.
+// prepare creates the folders of the round's identity.
 func (r *round) prepare() {
 	r.Dirs = nil
 	for _, user := range r.User {
@@ -95,7 +98,7 @@ func (r *round) prepare() {
 	if r.Corrupt || r.Alone {
 		r.Bytes = keySpace / 8 * r.layout.ImageBytes()
 	}
-	// Before there is anything in them that is not kvlane's.
+	// Before foreign files are added to them.
 	made, err := file.Open(r.Context(), file.Config{Dirs: r.Dirs, SharedBound: true, Formats: block.Formats{r.format()}, Identities: []block.Identity{r.id}})
 	if err == nil {
 		err = made.Close(r.Context())
@@ -105,7 +108,8 @@ func (r *round) prepare() {
 	}
 }
 
-// neighbour returns a round of another identity in the same directories of the user, for one worker. The bound is for both.
+// neighbour returns a round of another identity with one worker, in the same directories. Both
+// identities share the bound.
 func (r *round) neighbour() *round {
 	o := &round{
 		T: r.T, setup: r.setup, rng: rand.New(rand.NewPCG(r.rng.Uint64(), 1)), tally: r.tally, until: r.until, dead: r.dead, durable: make(map[int]bool),
@@ -139,7 +143,7 @@ func (r *round) run() {
 	}
 }
 
-// begin starts workers, and what harms them, for as long as the round lasts.
+// begin starts the workers and the mischief of the round.
 func (r *round) begin(wg *sync.WaitGroup, workers int, failed func()) *mischief {
 	for range workers {
 		rng := rand.New(rand.NewPCG(r.rng.Uint64(), 2))
@@ -158,7 +162,7 @@ func (r *round) begin(wg *sync.WaitGroup, workers int, failed func()) *mischief 
 	return m
 }
 
-// worker runs a worker until it is killed, or told to end, and reads what it tells.
+// worker runs a worker until it is killed or asked to end, and reads its reports.
 func (r *round) worker(rng *rand.Rand, failed func()) {
 	s := r.setup
 	s.Seed = rng.Uint64()
@@ -222,7 +226,7 @@ func (r *round) worker(rng *rand.Rand, failed func()) {
 	}
 }
 
-// clip leaves out the middle of a long text.
+// clip removes the middle of a long text.
 func clip(s string) string {
 	const most = 60_000
 	if len(s) <= most {
@@ -231,14 +235,14 @@ func clip(s string) string {
 	return s[:most/2] + "\n...\n" + s[len(s)-most/2:]
 }
 
-// read takes in what a worker tells, and returns what else it says.
+// read processes the reports of a worker, and returns the rest of its output.
 func (r *round) read(out io.Reader, failed func()) string {
 	var last tally
 	var rest strings.Builder
 	lines := bufio.NewReader(out)
 	for {
 		line, err := lines.ReadString('\n')
-		if err != nil { // what a killed worker has not finished counts for nothing
+		if err != nil { // an incomplete line of a killed worker is ignored
 			break
 		}
 		line = line[:len(line)-1]

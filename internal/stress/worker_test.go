@@ -19,24 +19,25 @@ import (
 	"github.com/kvlane/kvlane/internal/leak"
 )
 
-// workerEnv holds the setup of a worker; it is what makes this process one.
+// workerEnv contains the setup of a worker. If it is set, the process runs as a worker.
 const workerEnv = "KVLANE_STRESS_WORKER"
 
-// What begins the lines that workers write, and the numbers of durable blocks, a JSON tally or words behind it.
+// Prefixes of the lines that workers write. They are followed by numbers of durable blocks, a tally
+// in JSON, or a message.
 const (
 	lineDurable = "stress durable "
 	lineTally   = "stress tally "
 	lineFailure = "stress failure "
 )
 
-// worker is a process that opens engines, one after the other, and strains them.
+// worker is a process that opens engines one after another and runs clients on them.
 type worker struct {
 	setup
 	*shape
 	tally *tally
 	ctx   context.Context // ends when the parent asks for an orderly end
 
-	durable [keySpace]atomic.Bool // by this process
+	durable [keySpace]atomic.Bool // blocks that this process made durable
 	current atomic.Pointer[life]
 	calls   [clients + 1]atomic.Pointer[call]
 
@@ -51,7 +52,7 @@ type call struct {
 	most time.Duration
 }
 
-// TestWorker is a worker where TestStress has started this process, and else nothing.
+// TestWorker runs a worker if TestStress has started this process.
 func TestWorker(t *testing.T) {
 	text := os.Getenv(workerEnv)
 	if text == "" {
@@ -69,7 +70,7 @@ func TestWorker(t *testing.T) {
 	w.ctx = ctx
 	over := make(chan struct{})
 	var watchers sync.WaitGroup
-	watchers.Go(func() { // the parent ends it by closing its standard input, or by its own death
+	watchers.Go(func() { // the parent ends the worker by closing its standard input, also when it dies
 		_, _ = io.Copy(io.Discard, os.Stdin)
 		stop()
 	})
@@ -84,8 +85,8 @@ func TestWorker(t *testing.T) {
 	w.sendTally()
 }
 
-// watch ends the process, with what every goroutine does, when a call takes too long; and sends tallies, of which the last
-// stays when the process is killed.
+// watch ends the process with a dump of all goroutines when a call takes too long. It also sends
+// tallies, so that the last one survives a kill.
 func (w *worker) watch(over <-chan struct{}) {
 	tick := time.NewTicker(100 * time.Millisecond)
 	defer tick.Stop()
@@ -106,7 +107,7 @@ func (w *worker) watch(over <-chan struct{}) {
 	}
 }
 
-// bounded runs f, which must not take longer than most, in client i.
+// bounded runs f for client i. f must return within most.
 func (w *worker) bounded(i int, what string, most time.Duration, f func()) {
 	c := &call{what, time.Now(), most + grace}
 	w.calls[i].Store(c)
@@ -128,12 +129,13 @@ func (w *worker) sendTally() {
 	w.writeLine(lineTally + string(text))
 }
 
-// writeLine writes a line in one write. Lines are shorter than the atomic size of pipes, so a kill cuts none.
+// writeLine writes a line in one write. Lines are shorter than the atomic size of pipes, so that a
+// kill does not cut a line.
 func (w *worker) writeLine(line string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if _, err := io.WriteString(w.out, line+"\n"); err != nil {
-		panic(err) // the parent is gone
+		panic(err) // the parent has ended
 	}
 }
 
@@ -156,7 +158,7 @@ func (w *worker) reportDurable(ns []int) {
 	w.writeLine(lineDurable + strings.Join(words, " "))
 }
 
-// explain counts why something failed, and says so where nothing explains it.
+// explain counts an error by its reason, and reports an unexpected error as a failure.
 func (w *worker) explain(what string, err error) {
 	if err == nil {
 		return
@@ -169,12 +171,12 @@ func (w *worker) explain(what string, err error) {
 	w.tally.add("failed "+what+" "+name, 1)
 }
 
-// clean says what an engine has left behind that is closed, given the goroutines before it was opened.
+// clean reports resources that a closed engine has left. goroutines is their number before Open.
 func (w *worker) clean(goroutines int) {
 	if left := leak.Live(); len(left) > 0 {
 		w.reportFailure("a closed engine has left %v", left)
 	}
-	// Goroutines end a little after whoever waited for them has been told.
+	// Goroutines may end a little later than the calls that wait for them.
 	deadline := time.Now().Add(grace)
 	for runtime.NumGoroutine() > goroutines {
 		if time.Now().After(deadline) {

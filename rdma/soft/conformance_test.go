@@ -9,7 +9,8 @@ import (
 	"github.com/kvlane/kvlane/rdma/soft"
 )
 
-// TestConformance runs the suite on one device, on two, and with every step drawn from a seed.
+// TestConformance runs the suite on one device, on two devices, and with a seeded order of all
+// steps.
 func TestConformance(t *testing.T) {
 	two := []soft.DeviceOptions{{}, {}}
 	t.Run("one device", func(t *testing.T) { conform(t, soft.Options{}, "soft0") })

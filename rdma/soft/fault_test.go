@@ -17,8 +17,8 @@ import (
 	"github.com/kvlane/kvlane/rdma/soft"
 )
 
-// TestEveryVerbFails fails each call in turn. The failure is reported, everything can be closed,
-// and nothing is left.
+// TestEveryVerbFails fails each call in turn. The failure must be reported, everything can be
+// closed, and no resource is left.
 func TestEveryVerbFails(t *testing.T) {
 	host := region(t, 8192)
 	cause := errors.New("cause")
@@ -170,7 +170,7 @@ func TestStalledRequest(t *testing.T) {
 	post(t, r.qp, r.move(rdma.WRRDMARead, 1, 0, 4096, 8), r.write(2, 0, 4096, 8))
 	check(t, plan.Await(t.Context(), 1))
 	idle(t, r.cq)
-	post(t, other, r.write(3, 8192, 12288, 8)) // another queue pair is not held back
+	post(t, other, r.write(3, 8192, 12288, 8)) // another queue pair is not delayed
 	if wc := good(t, r.cq, 1)[0]; wc.WRID != 3 {
 		t.Errorf("completion %+v", wc)
 	}

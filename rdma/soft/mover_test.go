@@ -26,7 +26,7 @@ func TestCompletionsWaitForBytes(t *testing.T) {
 	s := r.move(rdma.WRSend, 2, 0, 4096, 8)
 	post(t, r.qp, r.write(1, 64, 4096, 8), s)
 	m.holds(t, 1)
-	// An empty request does not overtake those with bytes.
+	// An empty request does not overtake requests with bytes.
 	post(t, r.qp, r.write(3, 0, 0, 0))
 	idle(t, r.cq)
 	m.releaseAll()
@@ -34,7 +34,7 @@ func TestCompletionsWaitForBytes(t *testing.T) {
 	for _, wc := range good(t, r.cq, 4) {
 		seen[wc.WRID] = true
 		if wc.WRID == 3 && len(seen) != 4 {
-			t.Error("the empty request came before the others")
+			t.Error("the empty request completed before the others")
 		}
 	}
 	for _, at := range []int{0, 64} {
@@ -64,8 +64,8 @@ func TestMoverFails(t *testing.T) {
 	}
 }
 
-// TestNothingStartsBehindAFailure checks that requests behind one that will fail move no bytes,
-// even while earlier ones are in progress.
+// TestNothingStartsBehindAFailure checks that requests after one that will fail move no bytes, even
+// while earlier ones are in progress.
 func TestNothingStartsBehindAFailure(t *testing.T) {
 	m := newSlowMover(1)
 	r := newRig(t, soft.Options{Mover: m}, rdma.ConnectOptions{})
@@ -190,8 +190,7 @@ func TestRequestsLandInOrder(t *testing.T) {
 			m := newSlowMover(seed)
 			r := newRig(t, soft.Options{Mover: m}, rdma.ConnectOptions{})
 			defer m.releaseAll()
-			// Few places, so that they collide; sizes and places that share blocks, and some that
-			// do not.
+			// Use few places, so that requests collide. Some sizes and places share blocks.
 			const window = 64 << 10
 			model := bytes.Clone(r.mem.Bytes()[:window])
 			place := func(n int64) int64 {
@@ -248,7 +247,7 @@ func TestRequestsLandInOrder(t *testing.T) {
 				t.Error("a transfer overlaps itself")
 			}
 			if !bytes.Equal(model, r.mem.Bytes()[:window]) {
-				t.Error("the bytes are not those of one request after the other")
+				t.Error("the bytes differ from those of sequential execution")
 			}
 		})
 	}
@@ -277,6 +276,6 @@ func TestMemoryIsHeld(t *testing.T) {
 	check(t, other.Close())
 	post(t, r.qp, from(r.write(1, 4096, 0, 8), info, 0))
 	if wc := await(t, r.cq, 1)[0]; wc.Status != rdma.WCLocProtErr {
-		t.Errorf("the key of memory that is gone: %+v", wc)
+		t.Errorf("the key of deregistered memory: %+v", wc)
 	}
 }

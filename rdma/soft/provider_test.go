@@ -17,8 +17,8 @@ type deviceMover struct{ soft.CPUMover }
 
 func (deviceMover) Reaches(*mem.Region) error { return errdefs.ErrNotSupported }
 
-// TestFaultsNeedAMoverOfHostMemory checks that faults need a mover of host memory, since requests
-// could not be corrupted otherwise.
+// TestFaultsNeedAMoverOfHostMemory checks that faults need a mover of host memory, because it
+// corrupts bytes with the CPU.
 func TestFaultsNeedAMoverOfHostMemory(t *testing.T) {
 	p, err := soft.New(soft.Options{Mover: deviceMover{}, Faults: fault.New(1)})
 	if p != nil || !errors.Is(err, errdefs.ErrNotSupported) || !strings.Contains(err.Error(), "Faults") {
@@ -60,7 +60,7 @@ func TestDevicesAsConfigured(t *testing.T) {
 	}
 	_, err = p.Open("soft1")
 	if !errors.Is(err, errdefs.ErrNotFound) || !strings.Contains(err.Error(), "soft0, nic") {
-		t.Errorf("open what does not exist: %v", err)
+		t.Errorf("open a missing device: %v", err)
 	}
 	d, err := p.Open("nic")
 	check(t, err)

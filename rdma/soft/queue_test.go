@@ -16,8 +16,7 @@ import (
 	"github.com/kvlane/kvlane/rdma/soft"
 )
 
-// TestUnsignaledRequestsFillTheQueue checks that without completions no place of a queue becomes
-// free.
+// TestUnsignaledRequestsFillTheQueue checks that a queue without signaled requests frees no places.
 func TestUnsignaledRequestsFillTheQueue(t *testing.T) {
 	r := newRig(t, soft.Options{}, rdma.ConnectOptions{})
 	w := r.write(1, 0, 4096, 8)
@@ -36,8 +35,8 @@ func TestUnsignaledRequestsFillTheQueue(t *testing.T) {
 	good(t, r.cq, 1)
 }
 
-// TestPlacesAreFreeWhenPolled checks that a place is free when the completion is polled, not when
-// the request is done.
+// TestPlacesAreFreeWhenPolled checks that a place becomes free when its completion is polled, not
+// when the request is done.
 func TestPlacesAreFreeWhenPolled(t *testing.T) {
 	r := newRig(t, soft.Options{}, rdma.ConnectOptions{})
 	w := r.write(1, 0, 4096, 8)
@@ -88,7 +87,8 @@ func TestVeryLongMessage(t *testing.T) {
 	}
 }
 
-// TestNoBytesNoKey checks that the key of no bytes is ignored (InfiniBand specification, C9-88).
+// TestNoBytesNoKey checks that the key of an empty request is ignored (InfiniBand specification,
+// C9-88).
 func TestNoBytesNoKey(t *testing.T) {
 	r := newRig(t, soft.Options{}, rdma.ConnectOptions{})
 	for _, op := range []rdma.WROpcode{rdma.WRRDMAWrite, rdma.WRRDMARead} {
@@ -97,8 +97,7 @@ func TestNoBytesNoKey(t *testing.T) {
 	good(t, r.cq, 2)
 }
 
-// TestKeysChange checks that the keys of deregistered memory are not those of the memory registered
-// next.
+// TestKeysChange checks that newly registered memory does not get the keys of deregistered memory.
 func TestKeysChange(t *testing.T) {
 	r := newRig(t, soft.Options{}, rdma.ConnectOptions{})
 	seen := make(map[uint32]bool)
@@ -221,7 +220,8 @@ func join(t *testing.T, r *rig, a, b rdma.QP, o rdma.ConnectOptions) {
 	}
 }
 
-// TestRetryTimes checks that a peer has the time of the retries times the timers.
+// TestRetryTimes checks that a request fails after the configured number of retries times the
+// timer.
 func TestRetryTimes(t *testing.T) {
 	connect := rdma.ConnectOptions{AckTimeout: rdma.AckTimeout(14), RetryCount: 3, RNRRetry: 5, RNRTimer: rdma.RNRTimer(20)}
 	run := func(name string, post func(t *testing.T, r *rig), status rdma.WCStatus, want time.Duration) {
@@ -246,8 +246,8 @@ func TestRetryTimes(t *testing.T) {
 	}, rdma.WCRetryExcErr, 4*rdma.AckTimeout(14))
 }
 
-// TestPortComesBack checks that retries outlast a port that is inactive for a while, and that
-// events report it.
+// TestPortComesBack checks that retries succeed after a port was inactive for a while, and that
+// events report the changes.
 func TestPortComesBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, soft.Options{}, rdma.ConnectOptions{})
@@ -276,7 +276,7 @@ func TestPortComesBack(t *testing.T) {
 }
 
 // TestWrongSequence checks that queue pairs with wrong packet sequence numbers do not reach each
-// other, nor does a peer that was connected again meanwhile.
+// other. The same holds for a peer that was reconnected.
 func TestWrongSequence(t *testing.T) {
 	connect := rdma.ConnectOptions{AckTimeout: rdma.AckTimeout(5), RetryCount: 1, PSN: 7}
 	r := newRig(t, soft.Options{}, connect)
@@ -338,7 +338,7 @@ func TestReadsNeedDepth(t *testing.T) {
 	}
 }
 
-// TestLimits checks that a device has at most as many objects as its limits.
+// TestLimits checks that the number of objects of a device is limited.
 func TestLimits(t *testing.T) {
 	r := newRig(t, soft.Options{Devices: []soft.DeviceOptions{{Limits: rdma.DeviceInfo{MaxQP: 1, MaxMR: 1, MaxCQ: 1, MaxPD: 1, MaxSRQ: 1}}}}, rdma.ConnectOptions{})
 	s, err := r.pd.CreateSRQ(rdma.SRQCaps{MaxWR: 1})
@@ -361,7 +361,8 @@ func TestLimits(t *testing.T) {
 	check(t, m.Close())
 }
 
-// TestDeviceMemory checks the ways of registering device memory, which depend on the machine.
+// TestDeviceMemory checks the ways of registering device memory, which depend on the machine's
+// abilities.
 func TestDeviceMemory(t *testing.T) {
 	gpu, err := mem.NewRegion(mem.RegionSpec{Kind: mem.KindDevice, Device: 0, Len: 1 << 20, Dev: 1 << 40})
 	check(t, err)
@@ -443,6 +444,6 @@ func TestDeviceOpenTwice(t *testing.T) {
 	post(t, q, w)
 	good(t, cq, 1)
 	if !bytes.Equal(r.mem.Bytes()[:4096], before) {
-		t.Error("the write went astray")
+		t.Error("the write did not reach its destination")
 	}
 }

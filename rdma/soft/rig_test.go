@@ -66,7 +66,7 @@ func (r *rig) newQP(t *testing.T, c rdma.ConnectOptions) rdma.QP {
 	return r.newQPOf(t, r.pd, rigDepth, c)
 }
 
-// newQPOf is newQP in any protection domain of the device, with a send queue of that depth.
+// newQPOf is newQP in a given protection domain, with a send queue of the given depth.
 func (r *rig) newQPOf(t *testing.T, pd rdma.PD, depth int, c rdma.ConnectOptions) rdma.QP {
 	t.Helper()
 	q, err := pd.CreateQP(rdma.QPOptions{SendCQ: r.cq, RecvCQ: r.cq, Caps: rdma.QPCaps{MaxSendWR: depth, MaxSendSGE: 5, MaxRecvWR: rigDepth, MaxRecvSGE: 3}})
@@ -88,8 +88,8 @@ func random(b []byte, seed byte) {
 	}
 }
 
-// move returns a request that moves n bytes between two places of the region: from near to far
-// unless op is a read.
+// move returns a request that moves n bytes between two places of the region: from near to far, or
+// from far to near for a read.
 func (r *rig) move(op rdma.WROpcode, wrid uint64, far, near int64, n uint32) rdma.SendWR {
 	return rdma.SendWR{
 		WRID: wrid, Opcode: op, Flags: rdma.SendSignaled, RKey: r.info.RKey, RemoteAddr: r.info.Addr + uint64(far),
@@ -101,7 +101,7 @@ func (r *rig) write(wrid uint64, far, near int64, n uint32) rdma.SendWR {
 	return r.move(rdma.WRRDMAWrite, wrid, far, near, n)
 }
 
-// from makes w use an offset in other memory as the local side.
+// from sets the local side of w to an offset in other memory.
 func from(w rdma.SendWR, i rdma.MRInfo, off int64) rdma.SendWR {
 	w.SGEs = []rdma.SGE{i.SGE(off, w.SGEs[0].Length)}
 	return w
@@ -156,14 +156,14 @@ func state(t *testing.T, q rdma.QP) rdma.QPState {
 	return i.Attr.State
 }
 
-// slowMover keeps transfers until they are released in order. It makes the copies of each in a
+// slowMover delays transfers until they are released in order. It makes the copies of each in
 // random order.
 type slowMover struct {
 	mu      sync.Mutex
 	rng     *rand.Rand
 	open    bool
 	blocked []*soft.Transfer
-	overlap bool  // a transfer had a destination twice, or also as a source
+	overlap bool  // a transfer had a destination twice, or a destination that is also a source
 	err     error // result of transfers
 }
 
@@ -227,7 +227,7 @@ func (m *slowMover) holds(t *testing.T, n int) {
 	t.Fatalf("the mover never had %d transfers", n)
 }
 
-// extents returns the copies of a transfer as lists.
+// extents returns the copies of a transfer as two lists.
 func extents(t *soft.Transfer) (dst, src []mem.Extent) {
 	for d, s := range t.Batch.Extents() {
 		dst, src = append(dst, d), append(src, s)

@@ -14,7 +14,7 @@ import (
 )
 
 // TestScheduleIsDrawn checks that requests of different queue pairs complete in several orders,
-// those of one in order, and that a seed always draws the same order.
+// that requests of one queue pair stay in order, and that a seed always gives the same order.
 func TestScheduleIsDrawn(t *testing.T) {
 	orders := make(map[string]bool)
 	for seed := range uint64(30) {
@@ -62,8 +62,8 @@ func drawOrder(t *testing.T, seed uint64) []uint64 {
 	return order
 }
 
-// TestInterleavings checks that queue pairs with separate memory leave the same bytes under every
-// order of steps as each alone, with posting, polling and failures in between.
+// TestInterleavings checks queue pairs with separate memory. Under every order of steps, with
+// posting, polling and failures in between, they must leave the same bytes as if each ran alone.
 func TestInterleavings(t *testing.T) {
 	const pairs, own, rounds = 3, 32 << 10, 60
 	for seed := range uint64(60) {
@@ -101,7 +101,7 @@ func TestInterleavings(t *testing.T) {
 					op, dst, src = rdma.WRRDMARead, near, far
 				}
 				w := r.move(op, posted[i], far, near, uint32(n))
-				w.Flags |= rdma.SendFence // it may send the bytes of an earlier read
+				w.Flags |= rdma.SendFence // the request may use bytes of an earlier read
 				post(t, qps[i], w)
 				posted[i]++
 				copy(model[dst:dst+n], model[src:src+n])
@@ -126,9 +126,9 @@ func TestInterleavings(t *testing.T) {
 	}
 }
 
-// TestMissingFence checks that a request that uses the bytes of an earlier read needs SendFence:
-// without it, it gets the old bytes under some order of steps, and with it under none. A write at
-// the peer never overtakes the read of its bytes.
+// TestMissingFence checks that a request that uses the bytes of an earlier read needs SendFence.
+// Without it some orders of steps give old bytes; with it none does. A write at the peer never
+// overtakes the read of its bytes.
 func TestMissingFence(t *testing.T) {
 	const host, gpu, other = 0, 1 << 19, 1 << 18
 	stale := func(fence rdma.SendFlags) (n int) {
@@ -158,7 +158,7 @@ func TestMissingFence(t *testing.T) {
 		t.Error("no order of steps showed that the fence was missing")
 	}
 	if n := stale(rdma.SendFence); n != 0 {
-		t.Errorf("%d orders of steps went past the fence", n)
+		t.Errorf("%d orders of steps overtook the fence", n)
 	}
 }
 
@@ -185,9 +185,9 @@ func TestLongReadIsNotOvertaken(t *testing.T) {
 	}
 }
 
-// TestInterleavedFailure checks that under every order of steps a request with a wrong key flushes
-// everything behind it, whatever the other queue pairs do, and that the queue pair works again
-// after a reset.
+// TestInterleavedFailure checks a request with a wrong key under every order of steps. It must
+// flush all later requests of its queue pair, whatever other queue pairs do. The queue pair must
+// work again after a reset.
 func TestInterleavedFailure(t *testing.T) {
 	for seed := range uint64(40) {
 		rng := rand.New(rand.NewPCG(seed, 11))
@@ -225,8 +225,8 @@ func TestInterleavedFailure(t *testing.T) {
 	}
 }
 
-// TestResetBehindAFault checks that a reset forgets a request in progress that fails without bytes,
-// and that the queue pair is like new.
+// TestResetBehindAFault checks that a reset removes a request in progress that fails without bytes,
+// and that the queue pair is usable again.
 func TestResetBehindAFault(t *testing.T) {
 	for steps := range 6 {
 		plan := fault.New(1, fault.Nth(soft.OpWrite, 1).Fail(nil))

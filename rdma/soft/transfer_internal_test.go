@@ -6,7 +6,7 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// Equal numbers are the same memory only if both are addresses of the CPU, or both of a device.
+// Equal addresses are the same memory only if both are CPU addresses or both are device addresses.
 func TestMeet(t *testing.T) {
 	region := func(s mem.RegionSpec) mem.Extent {
 		s.Len = 64

@@ -24,18 +24,19 @@ import (
 	"github.com/kvlane/kvlane/stream/streamtest"
 )
 
-// beside is a stream of copies that has each batch looked at before it is submitted.
-type beside struct {
+// observedCopies is a copy stream that calls look before it submits a batch.
+type observedCopies struct {
 	stream.Stream
 	look func(b *mem.Batch)
 }
 
-func (b beside) Submit(ctx context.Context, mb *mem.Batch) (*stream.Ticket, error) {
+func (b observedCopies) Submit(ctx context.Context, mb *mem.Batch) (*stream.Ticket, error) {
 	b.look(mb)
 	return b.Stream.Submit(ctx, mb)
 }
 
-// readByOne reads four pages of a file to a device, one transfer at a time, and has the first batch of copies looked at.
+// readByOne reads four pages of a file to a device, one transfer at a time. It calls look with the
+// first batch of copies.
 func readByOne(t *testing.T, fs *files, look func(b *mem.Batch)) {
 	t.Helper()
 	const pages = 4
@@ -43,33 +44,34 @@ func readByOne(t *testing.T, fs *files, look func(b *mem.Batch)) {
 	r, to := fs.alloc(t, pages*file.Align), streamtest.DeviceMemory(dev).Alloc(t, pages*file.Align)
 	fs.memory().Write(t, mem.All(r), make([]byte, r.Len()))
 	var once sync.Once
-	inner := beside{copies, func(b *mem.Batch) { once.Do(func() { look(b) }) }}
+	inner := observedCopies{copies, func(b *mem.Batch) { once.Do(func() { look(b) }) }}
 	s := closeAtEnd(t, open(t, file.Options{Device: dev, Copy: inner, Transfers: 1, ChunkBytes: file.Align, Chunks: pages}))
 	if _, err := try(t, s, mem.All(to), mem.All(r)); err != nil {
 		t.Fatal(err)
 	}
 }
 
-// Nothing was read while the batch's goroutine was in a call of the stream of copies, but for what it had begun before.
+// While the batch's goroutine was in a call of the copy stream, no further read was started.
 func TestDefectReadsWaitForTheCopiesCall(t *testing.T) {
-	const tries = 7 // a read that ends just before the call makes no room for another
-	beside := int64(0)
+	const tries = 7 // a read that ends just before the call does not start another
+	observedCopies := int64(0)
 	for try := range tries {
 		plan := fault.New(1)
 		readByOne(t, faulty(t, plan), func(*mem.Batch) {
 			for until := time.Now().Add(time.Second << try); plan.Seen("read") < 3 && time.Now().Before(until); {
 				time.Sleep(time.Millisecond)
 			}
-			beside = plan.Seen("read")
+			observedCopies = plan.Seen("read")
 		})
-		if beside >= 3 {
+		if observedCopies >= 3 {
 			return
 		}
 	}
-	t.Errorf("%d reads beside the call", beside)
+	t.Errorf("%d reads beside the call", observedCopies)
 }
 
-// A worker was in its next read from the page cache before the goroutine ran that it had woken.
+// A worker started its next read from the page cache before the goroutine that it had woken could
+// run.
 func TestDefectWorkerBlocksWhomItWoke(t *testing.T) {
 	needPageCache(t)
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
@@ -82,12 +84,13 @@ func TestDefectWorkerBlocksWhomItWoke(t *testing.T) {
 			}
 		})
 	}
-	if prompt <= tries/2 { // now and then the scheduler has another turn
+	if prompt <= tries/2 { // the scheduler may run another goroutine first
 		t.Errorf("%d of %d first chunks crossed before the next was read", prompt, tries)
 	}
 }
 
-// needPageCache skips t where files of temporary folders cannot be read out of the page cache alone (tmpfs, overlay).
+// needPageCache skips the test if files in temporary folders cannot be read from the page cache
+// alone (tmpfs, overlay).
 func needPageCache(t *testing.T) {
 	t.Helper()
 	name := filepath.Join(t.TempDir(), "probe")
@@ -105,7 +108,7 @@ func needPageCache(t *testing.T) {
 	}
 }
 
-// What waits for room in a ring that takes nothing any more is told so too.
+// If a ring breaks, transfers that wait for space in it also get the error.
 func TestURingThatBreaksFailsWhatWaits(t *testing.T) {
 	a := uring.System()
 	enter := a.Enter

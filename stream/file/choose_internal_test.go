@@ -7,7 +7,7 @@ import (
 	"github.com/kvlane/kvlane/internal/dirfs"
 )
 
-// inMode is a registered file of which only the mode is asked for.
+// inMode is a registered file with a fixed mode.
 type inMode struct {
 	device.StorageFile
 	direct bool
@@ -15,7 +15,8 @@ type inMode struct {
 
 func (f inMode) Mode() device.StorageMode { return device.StorageMode{Direct: f.direct} }
 
-// TestOneFileOfABatchIsNotDirect: a batch goes by cuFile only if the device reaches every one of its files.
+// TestOneFileOfABatchIsNotDirect checks that a batch uses cuFile only if the device can access all
+// of its files directly.
 func TestOneFileOfABatchIsNotDirect(t *testing.T) {
 	for _, direct := range [][]bool{{true, true}, {false, true}, {true, false}} {
 		s := &Stream{modes: make(map[uint64]device.StorageMode), absent: make(map[wayTo]*refusal)}

@@ -14,7 +14,7 @@ import (
 	"github.com/kvlane/kvlane/stream/streamtest"
 )
 
-// small has chunks, depths and numbers so small that every batch of the suite crosses their bounds.
+// small has limits so small that every batch of the suite exceeds them.
 var small = file.Options{Transfers: 3, ChunkBytes: 2 * file.Align, Chunks: 2}
 
 func real(tb testing.TB) *files {
@@ -22,11 +22,11 @@ func real(tb testing.TB) *files {
 	return &files{dir: openDir(tb, dirfs.OS(), tb.TempDir())}
 }
 
-// leaveOut is for what others of the suite's runs have as well, with more beside it.
+// leaveOut skips the test with -short, if another run of the suite covers the same code.
 func leaveOut(t *testing.T) {
 	t.Helper()
 	if testing.Short() {
-		testkit.Skip(t, "long", "another run of the suite has this and more; not with -short")
+		testkit.Skip(t, "long", "another run of the suite covers this; not with -short")
 	}
 }
 
@@ -45,7 +45,7 @@ func TestConformanceSmall(t *testing.T) {
 	})
 }
 
-// TestConformanceBuffered has a file system that refuses O_DIRECT.
+// TestConformanceBuffered uses a file system that refuses O_DIRECT.
 func TestConformanceBuffered(t *testing.T) {
 	testkit.SkipRace(t, "TestConformanceSmall runs the same goroutines")
 	streamtest.Run(t, func(t *testing.T) streamtest.Env {
@@ -56,7 +56,7 @@ func TestConformanceBuffered(t *testing.T) {
 	})
 }
 
-// TestConformanceFaulty has files without descriptors, whose reads fail and stall.
+// TestConformanceFaulty uses files without descriptors, whose reads fail and stall.
 func TestConformanceFaulty(t *testing.T) {
 	leaveOut(t)
 	streamtest.Run(t, func(t *testing.T) streamtest.Env {
@@ -68,7 +68,7 @@ func TestConformanceFaulty(t *testing.T) {
 	})
 }
 
-// TestConformanceDevice goes through chunks, which a stream of copies takes to a device's memory.
+// TestConformanceDevice reads through chunks, which a copy stream copies to device memory.
 func TestConformanceDevice(t *testing.T) {
 	testkit.SkipRace(t, "TestConformanceDeviceFaulty runs the same goroutines")
 	streamtest.Run(t, func(t *testing.T) streamtest.Env {
@@ -78,7 +78,7 @@ func TestConformanceDevice(t *testing.T) {
 	})
 }
 
-// TestConformanceDeviceFaulty has files fail beside a device.
+// TestConformanceDeviceFaulty does the same with files that fail.
 func TestConformanceDeviceFaulty(t *testing.T) {
 	streamtest.Run(t, func(t *testing.T) streamtest.Env {
 		t.Helper()
@@ -106,8 +106,8 @@ func TestConformanceURing(t *testing.T) {
 	})
 }
 
-// TestConformanceCuFile reads into and writes from a device's memory with no chunks, waiting for each transfer and by queues of
-// the device.
+// TestConformanceCuFile reads into and writes from device memory without chunks, with workers that
+// wait for each transfer and with queues of the device.
 func TestConformanceCuFile(t *testing.T) {
 	for name, queues := range map[string]int{"workers": 0, "queues": 2} {
 		t.Run(name, func(t *testing.T) {

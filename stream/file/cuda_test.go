@@ -16,8 +16,8 @@ import (
 	"github.com/kvlane/kvlane/stream/streamtest"
 )
 
-// TestConformanceCUDA has a GPU's memory at the other end: through chunks of pinned memory, and by cuFile, waiting for each
-// transfer and by queues.
+// TestConformanceCUDA reads to and writes from GPU memory: through chunks of pinned memory, and
+// with cuFile, by workers and by queues.
 func TestConformanceCUDA(t *testing.T) {
 	dev := cudatest.Open(t)
 	t.Run("chunks", func(t *testing.T) {
@@ -58,7 +58,7 @@ func TestConformanceCUDA(t *testing.T) {
 	}
 }
 
-// BenchmarkGPUPageCache reads blocks, scattered over a file that the page cache has, to a GPU.
+// BenchmarkGPUPageCache reads blocks that are scattered over a file in the page cache to a GPU.
 func BenchmarkGPUPageCache(b *testing.B) {
 	const total = 1 << 30
 	dev := cudatest.Open(b)

@@ -23,17 +23,17 @@ import (
 	"github.com/kvlane/kvlane/stream/streamtest"
 )
 
-// unresolved wants the ticket to stay so for a while.
+// unresolved checks that the ticket does not resolve for a while.
 func unresolved(t *testing.T, ticket *stream.Ticket) {
 	t.Helper()
 	select {
 	case <-ticket.Done():
-		t.Errorf("it is resolved: %v", ticket.Err())
+		t.Errorf("the ticket is resolved: %v", ticket.Err())
 	case <-time.After(20 * time.Millisecond):
 	}
 }
 
-// A batch was over while a read of its memory was not.
+// A canceled batch resolved while a read still wrote to its memory.
 func TestDefectCanceledBatchLeavesATransferBehind(t *testing.T) {
 	plan := fault.New(1)
 	fs := faulty(t, plan)
@@ -56,7 +56,7 @@ func TestDefectCanceledBatchLeavesATransferBehind(t *testing.T) {
 	}
 }
 
-// late is a stream of copies that begins each batch some time after it was submitted.
+// late is a copy stream that starts each batch some time after it is submitted.
 type late struct{ stream.Stream }
 
 func (l late) Submit(ctx context.Context, b *mem.Batch) (*stream.Ticket, error) {
@@ -77,7 +77,8 @@ func (c counted) Submit(ctx context.Context, b *mem.Batch) (*stream.Ticket, erro
 	return c.late.Submit(ctx, b)
 }
 
-// Each chunk was a batch of the inner stream, so that to be told of its end took longer than its copy.
+// Each chunk was a separate batch of the copy stream, and waiting for its completion took longer
+// than its copy.
 func TestDefectChunksCrossOneByOne(t *testing.T) {
 	dev, copies := openSim(t, sim.Options{})
 	fs := real(t)
@@ -99,7 +100,7 @@ func TestDefectChunksCrossOneByOne(t *testing.T) {
 	}
 }
 
-// A batch that was forced past cuFile failed all the same where that did not take its file.
+// A batch with another forced path failed because cuFile could not register its file.
 func TestDefectForcedPathAsksCuFile(t *testing.T) {
 	plan := fault.New(1)
 	plan.Add(fault.Nth(sim.OpFileRegister, 0).Fail(nil))
@@ -111,7 +112,7 @@ func TestDefectForcedPathAsksCuFile(t *testing.T) {
 	}
 }
 
-// A chunk was filled anew before what it had was copied.
+// A chunk was filled again before its previous content was copied.
 func TestDefectChunkIsFilledBeforeItIsCopied(t *testing.T) {
 	dev, copies := openSim(t, sim.Options{})
 	fs := real(t)
@@ -132,7 +133,7 @@ func TestDefectChunkIsFilledBeforeItIsCopied(t *testing.T) {
 	}
 }
 
-// A write of whole pages took with it what a chunk has behind the last piece.
+// A write of whole pages also wrote the bytes of the chunk after the last piece.
 func TestDefectWriteOverwritesItsNeighbours(t *testing.T) {
 	fs := real(t)
 	dev, copies := openSim(t, sim.Options{})
@@ -155,7 +156,7 @@ func TestDefectWriteOverwritesItsNeighbours(t *testing.T) {
 	}
 }
 
-// What was idle was acquired, and closed all the same to make room.
+// A handle that was idle, and then acquired again, was evicted.
 func TestDefectHandleThatIsAcquiredAgainIsEvicted(t *testing.T) {
 	c := newCache(t, 2)
 	for _, name := range []string{"a", "b", "c"} {
@@ -170,7 +171,8 @@ func TestDefectHandleThatIsAcquiredAgainIsEvicted(t *testing.T) {
 	a.Release()
 }
 
-// witness is a storage that looks, when a file is let go of, whether its descriptor is open still.
+// witness is a storage that records whether the descriptor of a file is still open when the file is
+// deregistered.
 type witness struct {
 	device.Storage
 	path string
@@ -201,7 +203,8 @@ func (f *witnessed) Close(ctx context.Context) error {
 	return f.StorageFile.Close(ctx)
 }
 
-// The descriptor was closed, and its number maybe another file's, while cuFile still knew it.
+// A descriptor was closed, and its number possibly reused, before the file was deregistered from
+// cuFile.
 func TestDefectDescriptorClosedBeforeItIsDeregistered(t *testing.T) {
 	dev, copies := openSim(t, sim.Options{})
 	dir := t.TempDir()
@@ -236,16 +239,17 @@ func TestDefectDescriptorClosedBeforeItIsDeregistered(t *testing.T) {
 			t.Errorf("O_DIRECT %v: %v, want %v", direct, err, refused)
 		}
 		if err := errors.Join(s.Close(within(t)), f.Close(within(t)), w.Close()); err != nil || w.seen.Load() != registered {
-			t.Errorf("O_DIRECT %v: let go of %d times: %v", direct, w.seen.Load(), err)
+			t.Errorf("O_DIRECT %v: deregistered %d times: %v", direct, w.seen.Load(), err)
 		}
 	}
 }
 
-// breaking is a device whose queues break: their events say no more whether the work is done, and they are not idle for a while.
+// breaking is a device whose queues break: their events no longer report whether work is done, and
+// the queues become idle only later.
 type breaking struct {
 	*sim.Device
-	broken chan struct{} // closed: from now on
-	idle   chan struct{} // closed: the queues are idle, as is seen by who closes them
+	broken chan struct{} // the queues break when it is closed
+	idle   chan struct{} // the queues are idle when it is closed; Close of a queue detects that
 }
 
 func (d *breaking) OpenQueue(o device.QueueOptions) (device.Queue, error) {
@@ -316,7 +320,8 @@ func (e *breakingEvent) Wait(ctx context.Context) error {
 	return nil
 }
 
-// A queue of the device that broke was waited for without end, or what it may still touch was given back.
+// A broken queue of the device was waited for without a limit, or memory that it may still access
+// was released.
 func TestDefectBrokenQueueIsWaitedForWithoutEnd(t *testing.T) {
 	plan := fault.New(1)
 	dev, copies := openSim(t, sim.Options{Faults: plan})
@@ -369,7 +374,7 @@ func TestDefectBrokenQueueIsWaitedForWithoutEnd(t *testing.T) {
 	}
 }
 
-// staysBroken has somebody use the stream, who is told at once, and close it.
+// staysBroken checks that a later batch fails at once and that Close returns ErrBusy.
 func staysBroken(t *testing.T, s *file.Stream, dst, src mem.Extent) {
 	t.Helper()
 	if _, err := try(t, s, dst, src); !errors.Is(err, errdefs.ErrBroken) || !errors.Is(err, errUnknown) {
@@ -382,7 +387,7 @@ func staysBroken(t *testing.T, s *file.Stream, dst, src mem.Extent) {
 	}
 }
 
-// Thousands of asynchronous transfers in cuFile's compatibility mode ended the process.
+// Thousands of asynchronous transfers in cuFile's compatibility mode crashed the process.
 func TestDefectAsynchronousTransfersInCompatibilityMode(t *testing.T) {
 	for compat, want := range map[string]error{"no nvidia-fs": nil, "": errdefs.ErrNoSpace} {
 		plan := fault.New(1, fault.Nth(sim.OpFileEnqueue, 0).Fail(errdefs.ErrNoSpace))
@@ -402,7 +407,7 @@ func TestDefectAsynchronousTransfersInCompatibilityMode(t *testing.T) {
 	}
 }
 
-// Under auto a cuFile that answers "not supported" failed one batch after the other.
+// With "auto", every batch failed if cuFile returned "not supported".
 func TestDefectUnsupportedCuFileIsNotGivenUp(t *testing.T) {
 	plan := fault.New(1, fault.After(sim.OpFileWrite, 0).Fail(errdefs.ErrNotSupported))
 	for _, queues := range []int{0, 2} {
@@ -421,7 +426,7 @@ func TestDefectUnsupportedCuFileIsNotGivenUp(t *testing.T) {
 	}
 }
 
-// A library without asynchronous transfers, or one that refuses them, moved nothing at all.
+// A library without asynchronous transfers, or one that refuses them, moved no bytes.
 func TestDefectCuFileWithoutAsyncMovesNothing(t *testing.T) {
 	for name, o := range map[string]sim.Options{
 		"none":    {Storage: sim.StorageModel{NoAsync: true}},

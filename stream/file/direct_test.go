@@ -23,7 +23,7 @@ import (
 	"github.com/kvlane/kvlane/stream/file"
 )
 
-// direct is direct storage of a simulated device, over files of 16 KiB in a directory.
+// direct is direct storage of a simulated device, with files of 16 KiB in a directory.
 type direct struct {
 	testing.TB
 	dev  *sim.Device
@@ -87,12 +87,12 @@ func (x *direct) open(name string) dirfs.DirectFile {
 	return f
 }
 
-// read reads all of a file, and returns what the device's memory has then.
+// read reads a whole file, and returns the content of the device memory after that.
 func (x *direct) read(f dirfs.DirectFile) ([]byte, error) {
 	x.Helper()
 	if quiesced, err := f.ReadDirect(within(x), mem.All(x.gpu), 0); err != nil {
 		if quiesced != nil {
-			x.Error("a failed read of a sound queue has left something in progress")
+			x.Error("a failed read of a working queue has left a transfer in progress")
 		}
 		return nil, err
 	}
@@ -118,7 +118,7 @@ func (x *direct) use(name string, want []byte) {
 	f := x.open(name)
 	defer f.Release()
 	if got, err := x.read(f); err != nil || !bytes.Equal(got, want) {
-		x.Errorf("file %s: %v, or other bytes", name, err)
+		x.Errorf("file %s: %v, or wrong bytes", name, err)
 	}
 }
 
@@ -129,7 +129,7 @@ func (x *direct) stats(want file.HandleStats) {
 	}
 }
 
-// descriptors returns how many descriptors of this process refer to a file with that path.
+// descriptors returns the number of descriptors of this process that refer to the file at path.
 func descriptors(tb testing.TB, path string) (n int) {
 	tb.Helper()
 	entries, err := os.ReadDir("/proc/self/fd")
@@ -154,7 +154,7 @@ func TestDirectReadsByCallsAndQueues(t *testing.T) {
 			x.use("two", two)
 			x.use("one", one)
 			x.stats(file.HandleStats{Open: 2, Hits: 1, Opens: 2, Registrations: 2})
-			for range 8 { // of one file, into the same memory: only the counters are checked
+			for range 8 { // the reads share memory, so only the counters are checked
 				wg.Go(func() {
 					f := x.open("two")
 					defer f.Release()
@@ -221,7 +221,7 @@ func TestOnlyGDSRefusesTheCompatibilityMode(t *testing.T) {
 	}
 }
 
-// A failed registration is tried again for the next user of the file.
+// After a failed registration, the next user of the file tries again.
 func TestFailedRegistrationIsTriedAgain(t *testing.T) {
 	x := newDirect(t, sim.StorageModel{}, file.DirectOptions{})
 	want := x.write("f", 3)
@@ -255,22 +255,22 @@ func TestDirectHandlesAreBounded(t *testing.T) {
 	}
 }
 
-// The space of a removed file is free at once if nothing reads it, and after its last reader
-// otherwise.
+// The space of a removed file is freed at once if no read uses it, and otherwise after the last
+// read.
 func TestDefectRemovedFileKeepsItsSpace(t *testing.T) {
 	x := newDirect(t, sim.StorageModel{}, file.DirectOptions{})
 	want := x.write("f", 5)
 	x.use("f", want)
 	path := filepath.Join(x.path, "f")
 	if descriptors(t, path) == 0 {
-		t.Fatal("the file is not kept open: nothing is tested")
+		t.Fatal("the file is not kept open, so this test has no effect")
 	}
 	x.d.Forget(x.dir, "f")
 	if n := descriptors(t, path); n != 0 {
 		t.Errorf("%d descriptors of a forgotten file", n)
 	}
 	f := x.open("f")
-	if _, err := x.read(f); err != nil { // cuFile registers only files with a name
+	if _, err := x.read(f); err != nil { // cuFile can only register files that have a name
 		t.Fatal(err)
 	}
 	x.d.Forget(x.dir, "f")
@@ -290,10 +290,11 @@ func TestDefectRemovedFileKeepsItsSpace(t *testing.T) {
 	x.d.Forget(x.dir, "f")
 	x.d.Forget(x.dir, "never there")
 	x.stats(file.HandleStats{Opens: 2, Registrations: 2})
-	x.use("f", x.write("f", 6)) // another file with the name
+	x.use("f", x.write("f", 6)) // another file with the same name
 }
 
-// A queue that breaks during a read may still write the memory: the caller learns when it does not.
+// If a queue breaks during a read, it may still write to the memory. The caller gets a channel that
+// is closed when it no longer can.
 func TestDefectMemoryOfABrokenQueueIsReused(t *testing.T) {
 	x := newDirect(t, sim.StorageModel{}, file.DirectOptions{})
 	want := x.write("f", 7)
@@ -362,7 +363,7 @@ func TestDirectWrites(t *testing.T) {
 	for _, queues := range []int{0, 2} {
 		x := newDirect(t, sim.StorageModel{Aligned: true}, file.DirectOptions{Queues: queues})
 		want := x.write("from", 9)
-		x.use("from", want) // the device's memory has its bytes
+		x.use("from", want) // fills the device memory with its bytes
 		for _, fault := range []func() error{nil, func() error { return errdefs.ErrNoSpace }} {
 			n, err := x.d.OpenWriter(x.dir, "new", os.O_CREATE|os.O_EXCL)
 			if err != nil {
@@ -400,7 +401,7 @@ func TestDirectWrites(t *testing.T) {
 	}
 }
 
-// faultNth makes the next write short, which is no error of the library.
+// faultNth makes the next write short. The library does not report that as an error.
 func faultNth(x *direct, op string) fault.Rule {
 	return fault.Nth(op, int(x.plan.Seen(op))).Partial(nil)
 }

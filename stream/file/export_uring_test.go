@@ -8,8 +8,8 @@ import (
 	"github.com/kvlane/kvlane/stream"
 )
 
-// UseAPI has path uring go by other system calls, and its completions fail as plan says, by the name "complete": nil for not at all.
-// Nothing has been submitted yet.
+// UseAPI makes path uring use the system calls of a. If plan is not nil, completions fail as it
+// demands, under the name "complete". Call it before the first batch.
 func (s *Stream) UseAPI(ctx context.Context, a uring.API, plan *fault.Plan) error {
 	r, err := uring.Open(uring.Options{Depth: s.opts.Transfers, API: a})
 	if err != nil {
@@ -30,7 +30,7 @@ func (s *Stream) UseAPI(ctx context.Context, a uring.API, plan *fault.Plan) erro
 	return old.close(ctx)
 }
 
-// faultyRing is a ring whose requests fail, or end after half their bytes.
+// faultyRing is a ring whose requests can fail or end after half of their bytes.
 type faultyRing struct {
 	*uring.Ring
 	plan *fault.Plan

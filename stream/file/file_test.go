@@ -44,8 +44,9 @@ func closeAtEnd(tb testing.TB, s *file.Stream) *file.Stream {
 	return s
 }
 
-// TestModel moves random ranges, most of them misaligned, between a file and memory of both sorts, with O_DIRECT, without and
-// through the page cache in turn, and compares every byte of the file each time.
+// TestModel copies random, mostly misaligned ranges between a file and host and device memory. It
+// uses O_DIRECT, buffered I/O and the page cache in turn, and compares all bytes of the file each
+// time.
 func TestModel(t *testing.T) {
 	dev, copies := openSim(t, sim.Options{})
 	for seed := range uint64(4) {
@@ -69,7 +70,7 @@ func TestModel(t *testing.T) {
 				Device: dev, Copy: copies, Transfers: 4, ChunkBytes: 2 * file.Align, Chunks: 3, Path: p,
 			})))
 		}
-		place := func(of int64) int64 { // of a range of that length
+		place := func(of int64) int64 { // start of a range of the given length
 			at := rng.Int64N(n - of + 1)
 			if rng.IntN(3) == 0 {
 				at &^= file.Align - 1
@@ -110,7 +111,7 @@ func TestModel(t *testing.T) {
 	}
 }
 
-// TestNeighboursAreOneTransfer has pages of a device that lie one behind the other in a file.
+// TestNeighboursAreOneTransfer reads device pages that are adjacent in a file.
 func TestNeighboursAreOneTransfer(t *testing.T) {
 	plan := fault.New(1)
 	dev, copies := openSim(t, sim.Options{})
@@ -161,7 +162,7 @@ func TestShortFile(t *testing.T) {
 	}
 }
 
-// TestPartialTransfers has every second read stop half-way, as a network file system's may.
+// TestPartialTransfers makes every second read short, as a network file system may.
 func TestPartialTransfers(t *testing.T) {
 	plan := fault.New(1)
 	fs := faulty(t, plan)
@@ -177,7 +178,7 @@ func TestPartialTransfers(t *testing.T) {
 	if plan.Injected() == 0 {
 		t.Error("no read was partial")
 	}
-	// A write that the system stopped is a failure, and what it wrote is undefined.
+	// A short write is a failure, and the written bytes are undefined.
 	plan.Clear()
 	plan.Add(fault.Nth("write", int(plan.Seen("write"))).Partial(unix.ENOSPC))
 	if _, err := try(t, s, mem.All(r), mem.All(end)); !errors.Is(err, unix.ENOSPC) {
@@ -185,7 +186,7 @@ func TestPartialTransfers(t *testing.T) {
 	}
 }
 
-// TestNthWriteFails has one write after the other of a batch fail, until none does.
+// TestNthWriteFails fails write N of a batch, for N = 0, 1, 2, ... until no write is left.
 func TestNthWriteFails(t *testing.T) {
 	plan := fault.New(1)
 	fs := faulty(t, plan)
@@ -197,7 +198,7 @@ func TestNthWriteFails(t *testing.T) {
 		before := plan.Injected()
 		_, err := try(t, s, mem.All(r), mem.All(end))
 		if failed := plan.Injected() > before; failed != errors.Is(err, unix.EIO) || !failed && err != nil {
-			t.Fatalf("write %d failed: %t; the ticket says %v", n, failed, err)
+			t.Fatalf("write %d failed: %t; the ticket returns %v", n, failed, err)
 		}
 		if err == nil {
 			if n < 7 {
@@ -208,7 +209,7 @@ func TestNthWriteFails(t *testing.T) {
 	}
 }
 
-// The file system's refusal of O_DIRECT was not counted.
+// If the file system refused O_DIRECT, that was not counted.
 func TestDefectRefusedDirectIsSaidAndCounted(t *testing.T) {
 	fs := real(t)
 	fs.direct = refuseDirect
@@ -223,7 +224,7 @@ func TestDefectRefusedDirectIsSaidAndCounted(t *testing.T) {
 	if got := s.Stats(); got.Refused != 1 || got.Unopened != 0 {
 		t.Errorf("stats %+v", got)
 	}
-	// Of files that nothing is known of there is nothing to say.
+	// For files without a descriptor no refusal is reported.
 	plain := faulty(t, nil)
 	p := plain.alloc(t, 8192)
 	if c, err := try(t, s, mem.All(p), mem.All(end)); err != nil || c.Reason != file.ReasonForced {
@@ -231,7 +232,7 @@ func TestDefectRefusedDirectIsSaidAndCounted(t *testing.T) {
 	}
 }
 
-// Whatever kept a file from being opened with O_DIRECT passed for the file system's refusal.
+// Any error of an open with O_DIRECT was reported as a refusal by the file system.
 func TestDefectFailedOpenPassesForARefusal(t *testing.T) {
 	fs := real(t)
 	fs.direct = func(int) (int, error) { return -1, unix.EMFILE }
@@ -248,7 +249,8 @@ func TestDefectFailedOpenPassesForARefusal(t *testing.T) {
 	}
 }
 
-// TestTmpfs moves files of a file system in memory, which takes O_DIRECT since Linux 6.6: what it says to it is what is said and counted.
+// TestTmpfs copies files of tmpfs, which supports O_DIRECT since Linux 6.6. The kernel's answer is
+// reported and counted.
 func TestTmpfs(t *testing.T) {
 	path := "/dev/shm/kvlane-" + strconv.Itoa(os.Getpid())
 	if err := os.Mkdir(path, 0o700); err != nil {
@@ -279,12 +281,12 @@ func TestPageCacheIsTriedFirst(t *testing.T) {
 	needPageCache(t)
 	fs := real(t)
 	r, end := fs.alloc(t, 1<<20), streamtest.Pageable(t, 1<<20)
-	fs.memory().Write(t, mem.All(r), make([]byte, 1<<20)) // it is in the cache now
+	fs.memory().Write(t, mem.All(r), make([]byte, 1<<20)) // it is in the page cache now
 	s := closeAtEnd(t, open(t, file.Options{}))
 	if c, err := try(t, s, mem.All(end), mem.All(r)); err != nil || c.Reason != file.ReasonCached || c.Path != stream.PathPosix {
 		t.Errorf("completion %+v: %v", c, err)
 	}
-	if _, err := try(t, s, mem.All(r), mem.All(end)); err != nil { // with O_DIRECT, which empties it
+	if _, err := try(t, s, mem.All(r), mem.All(end)); err != nil { // with O_DIRECT, which drops it from the page cache
 		t.Fatal(err)
 	}
 	if c, err := try(t, s, mem.All(end), mem.All(r)); err != nil || c.Reason == file.ReasonRefused {
@@ -292,11 +294,11 @@ func TestPageCacheIsTriedFirst(t *testing.T) {
 	}
 }
 
-// Of what is looked for in the page cache together some is there and some is not.
+// Only some of the pages of one read are in the page cache.
 func TestPageCacheHasSome(t *testing.T) {
 	testkit.SkipRace(t, "the conformance suites run the same goroutines")
 	needPageCache(t)
-	const pages, batches, patch = 1024, 8, 16 // in one patch of four nothing is in the page cache
+	const pages, batches, patch = 1024, 8, 16 // one of four patches is not in the page cache
 	dev, copies := openSim(t, sim.Options{})
 	for name, o := range map[string]file.Options{
 		"home":   {},
@@ -315,11 +317,11 @@ func TestPageCacheHasSome(t *testing.T) {
 			for i := range text {
 				text[i] = byte(rng.Uint32())
 			}
-			for off := 0; off < len(text); off += patch * file.Align { // what is written at once may only be forgotten at once
+			for off := 0; off < len(text); off += patch * file.Align { // the kernel drops pages only in units that were written together
 				fs.memory().Write(t, mem.All(r).Sub(int64(off), patch*file.Align), text[off:][:patch*file.Align])
 			}
 			s := closeAtEnd(t, open(t, o))
-			places := rng.Perm(pages) // each page goes to another one's place
+			places := rng.Perm(pages) // each page goes to the place of another one
 			for _, some := range []bool{false, true} {
 				if some {
 					fs.forget(t, r, 4*patch*file.Align, patch*file.Align)
@@ -396,7 +398,8 @@ func TestRequireWantsTrueGDS(t *testing.T) {
 	}
 }
 
-// TestGivenUp has a registration fail: its batch does, later ones go another way, and one of them says why.
+// TestGivenUp fails a registration. Its batch fails, later batches take another path, and one of
+// them reports the reason.
 func TestGivenUp(t *testing.T) {
 	plan := fault.New(1)
 	plan.Add(fault.Nth(sim.OpFileRegister, 1).Fail(nil))

@@ -19,7 +19,7 @@ import (
 	"github.com/kvlane/kvlane/stream/streamtest"
 )
 
-// cache is a directory, and handles of its files.
+// cache is a directory with handles of its files.
 type cache struct {
 	testing.TB
 	dir dirfs.Dir
@@ -59,7 +59,7 @@ func (c *cache) acquire(name string) *file.Handle {
 	return h
 }
 
-// holds looks at what a handle's file has.
+// holds checks the content of a handle's file.
 func (c *cache) holds(h *file.Handle, want string) {
 	c.Helper()
 	r := streamtest.Pageable(c, int64(len(want)))
@@ -85,7 +85,7 @@ func TestDefectHandlesKeyedByDescriptor(t *testing.T) {
 	c.write("b", "other")
 	a := c.acquire("a")
 	a.Release()
-	b := c.acquire("b") // a is evicted, and b may have its descriptors
+	b := c.acquire("b") // a is evicted, and b may get its descriptor numbers
 	c.holds(b, "other")
 	a = c.acquire("a")
 	c.holds(a, "first")
@@ -100,13 +100,13 @@ func TestDefectReferencesCountedTwice(t *testing.T) {
 	first, second := c.acquire("a"), c.acquire("a")
 	c.stats(file.HandleStats{Open: 1, Held: 1, Hits: 1, Opens: 1})
 	first.Release()
-	first.Release() // does nothing
+	first.Release() // has no effect
 	c.stats(file.HandleStats{Open: 1, Held: 1, Hits: 1, Opens: 1})
 	c.holds(second, "text")
 	second.Release()
 	c.stats(file.HandleStats{Open: 1, Held: 0, Hits: 1, Opens: 1})
 	c.write("b", "other")
-	c.acquire("b").Release() // nothing holds a: it goes
+	c.acquire("b").Release() // a is idle, so it is evicted
 	c.stats(file.HandleStats{Open: 1, Held: 0, Hits: 1, Opens: 2, Evictions: 1})
 }
 
@@ -123,11 +123,11 @@ func TestDefectHandlesEvictedInUse(t *testing.T) {
 		held[i].Release()
 	}
 	c.stats(file.HandleStats{Open: 2, Opens: 4, Evictions: 2})
-	c.acquire("d").Release() // which was used last, and is kept
+	c.acquire("d").Release() // used last, so it is kept
 	c.stats(file.HandleStats{Open: 2, Opens: 4, Evictions: 2, Hits: 1})
 }
 
-// A batch that still moves a file keeps it open, though nobody holds its handle.
+// A file stays open while a batch uses it, even after its handle is released.
 func TestHandlesStayWhileBatchesMove(t *testing.T) {
 	c := newCache(t, 1)
 	c.write("a", "some text")
@@ -164,7 +164,7 @@ func TestHandlesSurviveRenameAndUnlink(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := c.h.Acquire(within(t), c.dir, "a", os.O_RDWR); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("acquire a name that is gone: %v", err)
+		t.Errorf("acquire a removed name: %v", err)
 	}
 	c.write("a", "new")
 	fresh := c.acquire("a")
@@ -176,7 +176,7 @@ func TestHandlesSurviveRenameAndUnlink(t *testing.T) {
 	c.holds(old, "old")
 	c.holds(fresh, "new")
 	old.Release()
-	c.stats(file.HandleStats{Open: 1, Held: 1, Opens: 2}) // it has no name: nobody can ask for it again
+	c.stats(file.HandleStats{Open: 1, Held: 1, Opens: 2}) // it has no name, so it cannot be acquired again
 	fresh.Release()
 }
 
@@ -208,7 +208,7 @@ func TestHandlesOpenOnce(t *testing.T) {
 	c.stats(file.HandleStats{Open: 1, Hits: 31, Opens: 1})
 }
 
-// A file that was open already was acquired with what it held, or though it was to be new.
+// An open file was acquired in its old state although the flags required a new file.
 func TestDefectHitIgnoresHowItIsOpened(t *testing.T) {
 	c := newCache(t, 8)
 	c.write("a", "old text")
@@ -230,7 +230,7 @@ func TestDefectHitIgnoresHowItIsOpened(t *testing.T) {
 	c.stats(file.HandleStats{Open: 1, Hits: 1, Opens: 1})
 }
 
-// A file without a name that a batch moved when it was released stayed open until there were too many.
+// A removed file that a batch used when its handle was released stayed open until it was evicted.
 func TestDefectRemovedFileStaysOpen(t *testing.T) {
 	c := newCache(t, 8)
 	c.write("a", "text")
@@ -247,7 +247,7 @@ func TestDefectRemovedFileStaysOpen(t *testing.T) {
 		t.Fatal(err)
 	}
 	c.write("a", "another")
-	c.acquire("a").Release() // which finds that the name is another's
+	c.acquire("a").Release() // detects that the name belongs to another file
 	h.Release()
 	c.stats(file.HandleStats{Open: 2, Opens: 2})
 	close(started)
@@ -258,7 +258,7 @@ func TestDefectRemovedFileStaysOpen(t *testing.T) {
 	c.stats(file.HandleStats{Open: 2, Opens: 3})
 }
 
-// slowStorage has files that somebody uses: they are let go of at the second try.
+// slowStorage is a storage whose files are in use at the first attempt to close them.
 type slowStorage struct{ device.Storage }
 
 type slowFile struct {
@@ -278,7 +278,7 @@ func (f *slowFile) Close(ctx context.Context) error {
 	return f.StorageFile.Close(ctx)
 }
 
-// A file that could not be closed in time was known no more, and stayed open.
+// A file that could not be closed in time was forgotten and stayed open.
 func TestDefectFileThatIsNotClosedIsForgotten(t *testing.T) {
 	dev, copies := openSim(t, sim.Options{})
 	c := newCache(t, 8)
@@ -316,7 +316,8 @@ func TestHandlesClose(t *testing.T) {
 	}
 }
 
-// A hit registers nothing, and a file whose registration failed does not answer OK the next time.
+// A second acquire does not register the file again. If the registration failed, the next acquire
+// tries again.
 func TestDefectRegistrationForgotten(t *testing.T) {
 	plan := fault.New(1)
 	dev, copies := openSim(t, sim.Options{Faults: plan})
@@ -362,7 +363,7 @@ func TestDefectRegistrationForgotten(t *testing.T) {
 	}
 }
 
-// BenchmarkHandles is what it costs to have a file open: by opening it each time, or kept open.
+// BenchmarkHandles compares opening a file each time with keeping it open.
 func BenchmarkHandles(b *testing.B) {
 	c := newCache(b, 0)
 	c.write("block", "bytes")

@@ -20,10 +20,10 @@ import (
 	"github.com/kvlane/kvlane/stream/file"
 )
 
-// parkedLimit bounds transfers beside a stream of the host program that waits.
+// parkedLimit limits transfers while a stream of the host program waits.
 const parkedLimit = 20 * time.Second
 
-// Direct files need nothing that a driver holds up while a stream of the host program waits.
+// Direct transfers must not make driver calls that block while a stream of the host program waits.
 func TestDirectFilesBesideParkedStreams(t *testing.T) {
 	for _, queues := range []int{0, 2} {
 		for _, compat := range []string{"", "forced"} {
@@ -39,7 +39,7 @@ func TestDirectFilesBesideParkedStreams(t *testing.T) {
 	}
 }
 
-// TestDirectFilesBesideParkedStreamsCUDA shows whether libcufile and a GPU's driver do so too.
+// TestDirectFilesBesideParkedStreamsCUDA checks the same with libcufile and a GPU.
 func TestDirectFilesBesideParkedStreamsCUDA(t *testing.T) {
 	dev := cudatest.Open(t)
 	for _, queues := range []int{0, 2} {
@@ -47,8 +47,8 @@ func TestDirectFilesBesideParkedStreamsCUDA(t *testing.T) {
 	}
 }
 
-// directBesideParked reads and writes files, new to the library, while a stream waits for a word. Before,
-// it does as an engine does when it opens.
+// directBesideParked first opens storage as an engine does. Then it reads and writes new files
+// while a stream waits.
 func directBesideParked(t *testing.T, dev device.Device, queues int) {
 	t.Helper()
 	const files, bytes = 32, 1 << 20

@@ -18,7 +18,7 @@ func TestOrdered(t *testing.T) {
 	file := func(dev, inode uint64, fd int) *File {
 		return &File{fd: fd, info: dirfs.Info{Device: dev, Inode: inode}}
 	}
-	// Nothing tells the last two apart.
+	// The last two files are equal in all compared fields.
 	files := []*File{file(2, 1, 3), file(1, 2, 4), file(1, 1, 6), file(1, 1, 5), file(1<<40, 1, 7), file(1, 1<<40, 8), file(3, 3, -1), file(3, 3, -1)}
 	for _, n := range []int{0, 1, 2, 3, 100, 5000} {
 		for _, end := range []int64{1, 300, math.MaxInt64} {
@@ -33,14 +33,15 @@ func TestOrdered(t *testing.T) {
 					delete(all, p)
 				}
 				if len(got) != n || len(all) != 0 || !isOrdered(got) {
-					t.Errorf("%d pieces of %d files up to %d are not in order, or %d are gone", n, len(used), end, len(all))
+					t.Errorf("%d pieces of %d files up to %d are not in order, or %d are missing", n, len(used), end, len(all))
 				}
 			}
 		}
 	}
 }
 
-// isOrdered reports whether each source's pieces are in a row, by offset, and those of one offset as they were, and sources by order.
+// isOrdered reports whether the pieces of each file are adjacent and sorted by offset, and pieces
+// of the same offset are in their original order.
 func isOrdered(pieces []piece) bool {
 	seen := make(map[source]bool)
 	for i := range pieces {
@@ -59,11 +60,12 @@ func isOrdered(pieces []piece) bool {
 	return true
 }
 
-// Small neighbours in a file were read into a chunk and copied from there by one goroutine, though the page cache had them.
+// Small adjacent pieces were read into a chunk and copied by one goroutine, although they were in
+// the page cache.
 func TestDefectNeighboursInThePageCacheAreCopiedTwice(t *testing.T) {
 	const n, each = 8, Align
 	f := testFile(t, n*each)
-	_, known := f.has(0, each) // where the kernel does not tell, they are gathered
+	_, known := f.has(0, each) // if the kernel does not report it, the pieces are gathered
 	r, err := hostmem.Region(make([]byte, n*each))
 	if err != nil {
 		t.Fatal(err)
@@ -75,7 +77,7 @@ func TestDefectNeighboursInThePageCacheAreCopiedTwice(t *testing.T) {
 		s.warm.saw(tt.hot)
 		off := int64(0)
 		if !tt.inCache {
-			off = n * each // a hole that nobody has read
+			off = n * each // a hole that was never read
 		}
 		pieces := make([]piece, n)
 		for i := range pieces {
@@ -85,13 +87,13 @@ func TestDefectNeighboursInThePageCacheAreCopiedTwice(t *testing.T) {
 		s.place(pieces)
 		for i := range pieces {
 			if got, want := pieces[i].straight, tt.want && known; got != want {
-				t.Errorf("%+v: piece %d is moved where it lies: %t", tt, i, got)
+				t.Errorf("%+v: piece %d is transferred in place: %t", tt, i, got)
 			}
 		}
 	}
 }
 
-// testFile returns a file of so many bytes that were just written, and as many that never were.
+// testFile returns a file of bytes written bytes and a hole of the same length.
 func testFile(t *testing.T, bytes int64) *File {
 	t.Helper()
 	f, err := os.Create(filepath.Join(t.TempDir(), "f"))

@@ -22,7 +22,8 @@ import (
 	"github.com/kvlane/kvlane/stream/streamtest"
 )
 
-// openRing opens a stream whose path uring goes by those system calls, and completes as plan says.
+// openRing opens a stream whose path uring uses the system calls of a, and whose completions fail
+// as plan demands.
 func openRing(t *testing.T, o file.Options, a uring.API, plan *fault.Plan) *file.Stream {
 	t.Helper()
 	if err := uring.Probe(); errors.Is(err, errdefs.ErrNotSupported) {
@@ -35,7 +36,7 @@ func openRing(t *testing.T, o file.Options, a uring.API, plan *fault.Plan) *file
 	return s
 }
 
-// writeAll writes memory of n bytes to a file, scattered so that it goes through staging memory, and compares the file.
+// writeAll writes n scattered bytes to a file through staging memory, and compares the file.
 func writeAll(t *testing.T, s *file.Stream, n int64) (stream.Completion, error) {
 	t.Helper()
 	fs := real(t)
@@ -56,12 +57,13 @@ func writeAll(t *testing.T, s *file.Stream, n int64) (stream.Completion, error) 
 		t.Fatal(err)
 	}
 	if err = ticket.Wait(within(t)); err == nil && !bytes.Equal(fs.memory().Read(t, mem.All(r)), want) {
-		t.Error("the file has other bytes than were written")
+		t.Error("the file differs from the written bytes")
 	}
 	return ticket.Completion(), err
 }
 
-// A kernel that has no memory for a request, or takes a part, is asked again.
+// If the kernel has no memory for a request, or accepts only a part, the request is submitted
+// again.
 func TestURingOutlastsABusyKernel(t *testing.T) {
 	a := uring.System()
 	enter := a.Enter
@@ -86,7 +88,7 @@ func TestURingOutlastsABusyKernel(t *testing.T) {
 	}
 }
 
-// byURing says of a temporary directory that io_uring was the fastest there.
+// byURing returns a profile in which io_uring is the fastest path for temporary directories.
 func byURing(t *testing.T) *file.Profile {
 	t.Helper()
 	var st unix.Stat_t
@@ -100,7 +102,8 @@ func byURing(t *testing.T) *file.Profile {
 	return p
 }
 
-// A ring that takes nothing any more fails what it was given, and is not chosen again: one batch says why.
+// A ring that accepts no more requests fails its transfers and is not used again. One batch reports
+// the reason.
 func TestURingThatBreaksIsGivenUp(t *testing.T) {
 	a := uring.System()
 	enter := a.Enter
@@ -127,7 +130,8 @@ func TestURingThatBreaksIsGivenUp(t *testing.T) {
 	}
 }
 
-// TestNthCompletionFails has one completion after the other fail, or end after half its bytes, until none does.
+// TestNthCompletionFails fails completion N, or makes it short, for N = 0, 1, 2, ... until none is
+// left.
 func TestNthCompletionFails(t *testing.T) {
 	both := func(t *testing.T, plan *fault.Plan) error {
 		t.Helper()
@@ -164,7 +168,8 @@ func TestNthCompletionFails(t *testing.T) {
 	}
 }
 
-// lateFile is a regular file, as it says, whose bytes come when they are written to the pipe that it is.
+// lateFile appears to be a regular file, but is a pipe. A read waits until bytes are written to the
+// pipe.
 type lateFile struct {
 	dirfs.File
 	fd int
@@ -205,7 +210,8 @@ func lateRead(t *testing.T, s *file.Stream) (ticket *stream.Ticket, w int) {
 	return ticket, p[1]
 }
 
-// What a ring had in flight when it broke was never over, though the kernel had ended it.
+// Transfers that were in flight when a ring broke never resolved, although the kernel had completed
+// them.
 func TestDefectBrokenRingStrandsTransfers(t *testing.T) {
 	for _, waits := range []bool{true, false} {
 		a := uring.System()
@@ -243,7 +249,8 @@ func TestDefectBrokenRingStrandsTransfers(t *testing.T) {
 	}
 }
 
-// Staging memory is registered once, and where that is forbidden the kernel pins it for each transfer: nobody was told.
+// Staging memory is registered once. If that is forbidden, the kernel pins it for each transfer,
+// and this was not reported.
 func TestDefectUnregisteredStagingMemoryIsNotSaid(t *testing.T) {
 	for _, errno := range []syscall.Errno{0, unix.ENOMEM} {
 		a := uring.System()

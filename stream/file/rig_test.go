@@ -42,14 +42,14 @@ func openDir(tb testing.TB, fs dirfs.FS, path string) dirfs.Dir {
 	return d
 }
 
-// refuseDirect is a file system without O_DIRECT.
+// refuseDirect simulates a file system without O_DIRECT.
 func refuseDirect(int) (int, error) { return -1, unix.EINVAL }
 
-// files are the memory of files in a directory.
+// files is a memory of files in a directory.
 type files struct {
 	dir    dirfs.Dir
 	made   int
-	direct func(fd int) (int, error) // nil: as it is
+	direct func(fd int) (int, error) // nil: open as usual
 }
 
 func (f *files) memory() streamtest.Memory {
@@ -114,7 +114,7 @@ func (f *files) alloc(tb testing.TB, bytes int64) *mem.Region {
 	return r
 }
 
-// forget has the page cache lose the first bytes of each stride of r's file.
+// forget drops the first bytes of each stride of r's file from the page cache.
 func (f *files) forget(tb testing.TB, r *mem.Region, stride, bytes int64) {
 	tb.Helper()
 	h, err := f.dir.Open(r.File().Name(), os.O_RDWR)
@@ -122,7 +122,7 @@ func (f *files) forget(tb testing.TB, r *mem.Region, stride, bytes int64) {
 		tb.Fatal(err)
 	}
 	defer h.Close()
-	fd, _ := h.(dirfs.Descriptor) // real has files of the system
+	fd, _ := h.(dirfs.Descriptor) // files of the operating system have one
 	err = h.Sync()
 	for off := int64(0); off < r.Len() && err == nil; off += stride {
 		err = unix.Fadvise(fd.Descriptor(), off, bytes, unix.FADV_DONTNEED)
@@ -132,7 +132,7 @@ func (f *files) forget(tb testing.TB, r *mem.Region, stride, bytes int64) {
 	}
 }
 
-// host is memory that no device knows of.
+// host is host memory that no device has registered.
 var host = streamtest.Memory{
 	Name:  "host",
 	Alloc: func(tb testing.TB, bytes int64) *mem.Region { tb.Helper(); return streamtest.Pageable(tb, bytes) },
@@ -140,7 +140,8 @@ var host = streamtest.Memory{
 	Read:  func(_ testing.TB, from mem.Extent) []byte { return append([]byte(nil), from.Bytes()...) },
 }
 
-// env is the suite's environment: files in the slots' place, and B beside them.
+// env returns the environment of the conformance suite, with files in place of the slots, and
+// memory B.
 func env(fs *files, b streamtest.Memory, o file.Options) streamtest.Env {
 	return streamtest.Env{
 		Open: func(tb testing.TB, depth int) stream.Stream {
@@ -162,7 +163,7 @@ func open(tb testing.TB, o file.Options) *file.Stream {
 	return s
 }
 
-// openSim opens a simulated device and a stream that copies for it.
+// openSim opens a simulated device and a copy stream.
 func openSim(tb testing.TB, o sim.Options) (*sim.Device, stream.Stream) {
 	tb.Helper()
 	dev, err := sim.Open(o)
@@ -177,7 +178,7 @@ func openSim(tb testing.TB, o sim.Options) (*sim.Device, stream.Stream) {
 	return dev, openCopies(tb, dev)
 }
 
-// openCopies opens a stream of copies that is closed when the test has ended.
+// openCopies opens a copy stream and closes it when the test ends.
 func openCopies(tb testing.TB, dev device.Device) *streamcopy.Stream {
 	tb.Helper()
 	s, err := streamcopy.Open(dev, streamcopy.Options{})
@@ -192,13 +193,13 @@ func openCopies(tb testing.TB, dev device.Device) *streamcopy.Stream {
 	return s
 }
 
-// faulty are files that fail as the plan says: what reads them counts as "read".
+// faulty returns files that fail as plan demands.
 func faulty(tb testing.TB, plan *fault.Plan) *files {
 	tb.Helper()
 	return &files{dir: openDir(tb, faultfs.New(dirfs.OS(), plan, nil), tb.TempDir())}
 }
 
-// openStorage opens a device's way to files.
+// openStorage opens the storage of a device.
 func openStorage(tb testing.TB, dev device.StorageOpener) device.Storage {
 	tb.Helper()
 	s, err := dev.OpenStorage(device.StorageOptions{})

@@ -46,14 +46,14 @@ func TestAdvance(t *testing.T) {
 	}
 }
 
-// What the system put off each time was tried without end.
+// A transfer that always returned EAGAIN or EINTR was repeated without a limit.
 func TestDefectTransferIsTriedWithoutEnd(t *testing.T) {
 	for _, errno := range []error{unix.EAGAIN, unix.EINTR} {
 		x := &transfer{need: 8192}
 		for tries := 0; ; tries++ {
 			more, err := x.advance(0, errno)
 			if tries == mostIdle/2 {
-				more, err = x.advance(1, errno) // which begins to count anew
+				more, err = x.advance(1, errno) // restarts the count
 			}
 			if !more {
 				if !errors.Is(err, errno) || tries < mostIdle {
@@ -68,7 +68,7 @@ func TestDefectTransferIsTriedWithoutEnd(t *testing.T) {
 	}
 }
 
-// Reads from the page cache kept to as many transfers as the disk is fastest with.
+// Reads from the page cache used only as many concurrent transfers as are optimal for the disk.
 func TestDefectPageCacheKeepsToTheDisksDepth(t *testing.T) {
 	plain, err := hostmem.Region(make([]byte, 4096))
 	if err != nil {
@@ -93,7 +93,7 @@ func TestDefectPageCacheKeepsToTheDisksDepth(t *testing.T) {
 	}
 }
 
-// A chunk was read by one transfer, however long, where several could have filled it at once.
+// A chunk was read with one transfer, although several would have filled it faster.
 func TestDefectChunkIsReadByOneTransfer(t *testing.T) {
 	r, err := hostmem.Region(make([]byte, DefaultChunkBytes))
 	if err != nil {
@@ -120,7 +120,7 @@ func TestDefectChunkIsReadByOneTransfer(t *testing.T) {
 	}
 }
 
-// While the page cache answers, a worker was woken for each small read: that took longer than the read.
+// For each small read from the page cache a worker was woken, which took longer than the read.
 func TestDefectWorkerIsWokenForEachSmallRead(t *testing.T) {
 	const n = 40
 	r, err := hostmem.Region(make([]byte, n*sweepBytes))
@@ -130,7 +130,7 @@ func TestDefectWorkerIsWokenForEachSmallRead(t *testing.T) {
 	for _, tt := range []struct {
 		hit   bool
 		bytes int64
-		want  int // sweeps
+		want  int // number of sweeps
 	}{
 		{true, Align, (n + sweepLength - 1) / sweepLength}, {true, sweepBytes / 4, n / 4}, {true, sweepBytes, n}, {false, Align, n},
 	} {
@@ -160,7 +160,7 @@ func TestDefectWorkerIsWokenForEachSmallRead(t *testing.T) {
 	}
 }
 
-// Once a batch had no more room, each read that was made room for went to a worker by itself, as small as it was.
+// If a batch had no more space, each later read, however small, was sent to a worker separately.
 func TestDefectLongBatchReadsItsPiecesOneByOne(t *testing.T) {
 	const n, room = 7*sweepLength + 1, 2
 	r, err := hostmem.Region(make([]byte, n*Align))
@@ -194,9 +194,10 @@ func TestDefectLongBatchReadsItsPiecesOneByOne(t *testing.T) {
 	}
 }
 
-// A sweep of several parts: what has a chunk goes on when all of it has been read, and what is not in the page cache goes home.
+// A sweep may cover several parts. A chunk continues when all of it has been read. Reads that are
+// not in the page cache return to their part.
 func TestSweepOfSeveralParts(t *testing.T) {
-	const pages = 8 // of the file; behind them lies a hole
+	const pages = 8 // pages of the file, which is followed by a hole
 	f := testFile(t, pages*Align)
 	r, err := hostmem.Region(make([]byte, 2*pages*Align))
 	if err != nil {

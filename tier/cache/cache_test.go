@@ -23,8 +23,8 @@ import (
 
 func TestMain(m *testing.M) { testkit.Main(m) }
 
-// memory returns host memory for n blocks and a few bytes more. That it is not pinned makes no
-// difference to the tier.
+// memory returns host memory for n blocks and a few more bytes. The tier does not need pinned
+// memory.
 func memory(tb testing.TB, f block.Format, n int) *mem.Region {
 	tb.Helper()
 	b, err := hostmem.Alloc(int64(n)*f.Layout.ImageBytes() + 100)
@@ -89,7 +89,7 @@ func reserve(tb testing.TB, c *cache.Tier, i int) tier.Fill {
 	return fill
 }
 
-// finish makes the filling whole and publishes it. It may run on any goroutine.
+// finish seals and publishes a fill. It may run on any goroutine.
 func finish(tb testing.TB, f block.Format, fill tier.Fill, i int) tier.Slot {
 	tb.Helper()
 	tiertest.Seal(tb, f, fill.Extent().Bytes(), tiertest.Key(i), 0)
@@ -141,7 +141,7 @@ func TestOpenRefuses(t *testing.T) {
 	}
 }
 
-// Close counts what is in use, and succeeds when everything was released.
+// Close fails and reports the slots in use. It succeeds after all are released.
 func TestCloseCountsWhatIsInUse(t *testing.T) {
 	f := tiertest.NewFormat(t)
 	clock := clockwork.NewFakeClock()
@@ -178,7 +178,7 @@ func TestCloseCountsWhatIsInUse(t *testing.T) {
 	want("")
 }
 
-// The causes of failures are remembered up to a bound, the oldest forgotten first.
+// The causes of failures are kept up to a limit. The oldest is dropped first.
 func TestFailuresAreBounded(t *testing.T) {
 	const slots, failures = 3, 10
 	f := tiertest.NewFormat(t)
@@ -210,12 +210,13 @@ func TestFailuresAreBounded(t *testing.T) {
 	}
 }
 
-// A handle is an allocation of its own, so that its second Release does nothing; there is no other.
+// Each handle is one allocation, so that a second Release has no effect. There are no other
+// allocations.
 func TestAllocations(t *testing.T) {
 	f := tiertest.NewFormat(t)
 	c := open(t, f, 4)
 	defer closeTier(t, c)
-	defer store(t, c, f, 1).Release() // held, so that the eviction below spares it
+	defer store(t, c, f, 1).Release() // leased, so that the eviction below spares it
 	ctx, key, next := t.Context(), tiertest.Key(1), 100
 	ks, states := tiertest.Keys(1, 2, 3), make([]tier.State, 3)
 	for name, tt := range map[string]struct {
@@ -274,7 +275,7 @@ func TestSlotHammer(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	for i := range slots { // every slot can still be had
+	for i := range slots { // every slot is still usable
 		defer store(t, c, f, 100+i).Release()
 	}
 	if st := c.Stats(); st.Quarantined != 0 || st.Retained != slots || st.Blocks != slots {
@@ -309,7 +310,7 @@ func hammerSlot(t *testing.T, c *cache.Tier, f block.Format, rng *rand.Rand, i i
 	case 1:
 		quiesced, b := make(chan struct{}), fill.Extent().Bytes()
 		fill.Quarantine(errors.New("abandoned"), quiesced)
-		clear(b) // the late write, which must reach no other block
+		clear(b) // a late write, which must not reach another block
 		close(quiesced)
 	default:
 		finish(t, f, fill, i).Release()

@@ -15,11 +15,11 @@ import (
 	"github.com/kvlane/kvlane/tier/tiertest"
 )
 
-// The defects that stores of this sort are known for, one test each. tiertest checks most of them
-// for every tier; here they are spelled out.
+// Each test reproduces a defect that is known from KV-block caches. Package tiertest checks most of
+// them for every tier.
 
-// TestDefectFailedOrEvictedBlockReportsHit: a failed or evicted block still reports a hit; lookup
-// looks at shard 0 only.
+// TestDefectFailedOrEvictedBlockReportsHit: a failed or evicted block was still reported as a hit,
+// because the lookup checked shard 0 only.
 func TestDefectFailedOrEvictedBlockReportsHit(t *testing.T) {
 	f := tiertest.NewFormat(t)
 	c := open(t, f, 2)
@@ -48,8 +48,8 @@ func TestDefectFailedOrEvictedBlockReportsHit(t *testing.T) {
 	}
 }
 
-// TestDefectEndedFillWritesAnothersSums: a fill that has ended notes the checksums of its slot,
-// which another fills by then.
+// TestDefectEndedFillWritesAnothersSums: a fill that had ended recorded the checksums of its slot,
+// which already belonged to another fill.
 func TestDefectEndedFillWritesAnothersSums(t *testing.T) {
 	f := tiertest.NewFormat(t)
 	c := open(t, f, 1)
@@ -71,8 +71,8 @@ func TestDefectEndedFillWritesAnothersSums(t *testing.T) {
 	}
 }
 
-// TestDefectWaiterSpinsWhenLoaderDies: a waiter spins for ever when the loader of a shared block
-// dies. In a bubble, a waiter that spins never lets time pass.
+// TestDefectWaiterSpinsWhenLoaderDies: a waiter spun forever after the loader of a shared block
+// died. In a synctest bubble, time does not advance while a goroutine spins.
 func TestDefectWaiterSpinsWhenLoaderDies(t *testing.T) {
 	f := tiertest.NewFormat(t)
 	synctest.Test(t, func(t *testing.T) {
@@ -94,8 +94,8 @@ func TestDefectWaiterSpinsWhenLoaderDies(t *testing.T) {
 				t.Errorf("open: %v", err)
 			}
 		}
-		// A filler that neither publishes nor aborts does not delay waiters beyond their contexts.
-		// Close reports it.
+		// A fill that is neither published nor aborted does not delay waiters beyond their
+		// contexts. Close reports it.
 		fill = reserve(t, c, 1)
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
@@ -109,8 +109,8 @@ func TestDefectWaiterSpinsWhenLoaderDies(t *testing.T) {
 	})
 }
 
-// TestDefectAllocationSpinsWhenEveryBufferIsReferenced: allocation spins for ever when every buffer
-// is referenced.
+// TestDefectAllocationSpinsWhenEveryBufferIsReferenced: the search for a slot never ended if every
+// slot was referenced.
 func TestDefectAllocationSpinsWhenEveryBufferIsReferenced(t *testing.T) {
 	f := tiertest.NewFormat(t)
 	synctest.Test(t, func(t *testing.T) {
@@ -124,7 +124,7 @@ func TestDefectAllocationSpinsWhenEveryBufferIsReferenced(t *testing.T) {
 			t.Errorf("reserve: %v", err)
 		}
 		if d := time.Since(begin); d != time.Minute {
-			t.Errorf("it took %s", d)
+			t.Errorf("the call returned after %s", d)
 		}
 		time.AfterFunc(time.Hour, one.Release)
 		fill := reserve(t, c, 3)
@@ -137,8 +137,8 @@ func TestDefectAllocationSpinsWhenEveryBufferIsReferenced(t *testing.T) {
 }
 
 // TestDefectDumpSkipsBlockThatAnotherLeaseHas: a dump skipped a block that another caller was
-// filling, and reported success. Now it gets an error, waits for the result, and fills the block
-// itself if the other fails.
+// filling, and reported success. It must get an error, wait for the result, and fill the block
+// itself if the other fill fails.
 func TestDefectDumpSkipsBlockThatAnotherLeaseHas(t *testing.T) {
 	f := tiertest.NewFormat(t)
 	synctest.Test(t, func(t *testing.T) {
@@ -146,7 +146,7 @@ func TestDefectDumpSkipsBlockThatAnotherLeaseHas(t *testing.T) {
 		defer closeTier(t, c)
 		other := reserve(t, c, 1)
 		if _, err := c.Reserve(t.Context(), tiertest.Key(1)); !errors.Is(err, errdefs.ErrExists) {
-			t.Errorf("reserve of what another fills: %v, want ErrExists", err)
+			t.Errorf("reserve a block that another caller fills: %v, want ErrExists", err)
 		}
 		src := tiertest.Buffer(t, f.Layout.ImageBytes())
 		tiertest.Seal(t, f, src.Bytes(), tiertest.Key(1), 0)
@@ -168,8 +168,8 @@ func TestDefectDumpSkipsBlockThatAnotherLeaseHas(t *testing.T) {
 	})
 }
 
-// TestDefectFailedTaskLosesItsCause: a failed fill lost its cause. Now present and later callers
-// get the cause.
+// TestDefectFailedTaskLosesItsCause: the cause of a failed fill was lost. Waiting and later callers
+// must get it.
 func TestDefectFailedTaskLosesItsCause(t *testing.T) {
 	f := tiertest.NewFormat(t)
 	c := open(t, f, 2)
@@ -183,7 +183,7 @@ func TestDefectFailedTaskLosesItsCause(t *testing.T) {
 	}
 }
 
-// TestManyLoadersOneFill: if many callers want an absent block, one fills it.
+// TestManyLoadersOneFill checks that if many callers need a missing block, one of them fills it.
 func TestManyLoadersOneFill(t *testing.T) {
 	const workers, rounds = 8, 30
 	f := tiertest.NewFormat(t)
@@ -206,7 +206,7 @@ func TestManyLoadersOneFill(t *testing.T) {
 					}
 					fill, err := c.Reserve(t.Context(), tiertest.Key(round))
 					if errors.Is(err, errdefs.ErrExists) {
-						continue // another was first: wait for it
+						continue // another caller was first: wait for it
 					}
 					if err != nil {
 						t.Error(err)

@@ -31,7 +31,7 @@ func TestPolicySkipsPinned(t *testing.T) {
 		t.Fatalf("victim %d with all others pinned", slot)
 	}
 	p.Release(5)
-	p.Release(5) // once only
+	p.Release(5) // a second release has no effect
 	if slot, ok := p.Victim(); !ok || slot != 5 {
 		t.Errorf("victim %d, %v; want the slot that was released", slot, ok)
 	}
@@ -44,7 +44,7 @@ func TestPolicySkipsPinned(t *testing.T) {
 func TestPolicyEvictsPromptsFromTheirEnds(t *testing.T) {
 	const n = 40
 	p := cache.NewPolicy(n)
-	for slot := range uint32(n) { // 4 prompts of 10 blocks, stored by turns
+	for slot := range uint32(n) { // 4 prompts of 10 blocks, stored alternately
 		prompt, at := slot%4, slot/4
 		p.Admit(slot, tiertest.Key(int(slot)))
 		if at > 0 {
@@ -59,21 +59,20 @@ func TestPolicyEvictsPromptsFromTheirEnds(t *testing.T) {
 	for range n {
 		slot, ok := p.Victim()
 		if !ok {
-			t.Fatal("there is no victim")
+			t.Fatal("no victim was found")
 		}
 		prompt, at := slot%4, slot/4
 		if left[prompt]--; at != left[prompt] {
 			t.Fatalf("block %d of prompt %d was evicted, and %d after it were there", at, prompt, left[prompt]-at)
 		}
-		// Below which the small queue keeps its own.
+		// Below this size the small queue keeps its blocks.
 		if prompt == 0 && left[1]+left[2]+left[3] >= n/4 {
-			t.Errorf("a prompt that was used went before the others: %v blocks are left", left)
+			t.Errorf("a used prompt was evicted before the others: %v blocks are left", left)
 		}
 	}
 }
 
-// A block is evicted before others that have no successor if its own successors are pinned only
-// where there is nothing else.
+// A block whose successors are pinned is evicted only if no other block can be.
 func TestPolicyKeepsBlocksBeforePinnedOnes(t *testing.T) {
 	p := cache.NewPolicy(4)
 	for slot := range uint32(4) {
@@ -96,7 +95,7 @@ func TestPolicyKeepsBlocksBeforePinnedOnes(t *testing.T) {
 	}
 }
 
-// A circle is no order, and keeps nothing.
+// Successors that form a cycle are ignored.
 func TestPolicyBreaksCircles(t *testing.T) {
 	p := cache.NewPolicy(3)
 	for slot := range uint32(3) {
@@ -114,14 +113,14 @@ func TestPolicyBreaksCircles(t *testing.T) {
 	}
 }
 
-// modelled is a slot as the model has it.
+// modelled is the expected state of a slot.
 type modelled struct {
 	there, pinned bool
-	parent        int // -1: none that is here
+	parent        int // -1: no present parent
 }
 
-// The policy is compared with a model: a victim is there, not pinned, and has no successor that may
-// be evicted; and it has one whenever a slot is not pinned.
+// The policy is compared with a model. A victim is present and not pinned, and has no successor
+// that could be evicted. If a slot is not pinned, there is a victim.
 func TestPolicyModel(t *testing.T) {
 	for seed := range uint64(60) {
 		rng := rand.New(rand.NewPCG(seed, 1))
@@ -156,7 +155,7 @@ func TestPolicyModel(t *testing.T) {
 			}
 			for i, m := range model {
 				if m.there && !m.pinned && m.parent == int(slot) {
-					t.Fatalf("seed %d: victim %d, though %d comes after it", seed, slot, i)
+					t.Fatalf("seed %d: victim %d, although %d is its successor", seed, slot, i)
 				}
 			}
 			gone(slot)
@@ -173,7 +172,7 @@ func TestPolicyModel(t *testing.T) {
 			case rng.IntN(4) == 0: // a block comes after one in a slot of a lower number, so that there are no circles
 				if before := rng.IntN(int(slot) + 1); before != int(slot) && model[before].there {
 					p.Follow(slot, uint32(before))
-					if m.parent < 0 { // else the first that was named stays
+					if m.parent < 0 { // otherwise the first parent stays
 						m.parent = before
 					}
 				}

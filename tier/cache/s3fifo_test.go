@@ -8,10 +8,10 @@ import (
 	"github.com/kvlane/kvlane/tier/tiertest"
 )
 
-// replacer is a cache of keys. access reports whether it has key, and adds it.
+// replacer is a cache of keys. access reports whether it contains key, and adds it.
 type replacer interface{ access(key int) bool }
 
-// s3 runs the tier's policy without the tier.
+// s3 runs the tier's policy without a tier.
 type s3 struct {
 	p     cache.Policy
 	slots map[int]uint32
@@ -69,8 +69,8 @@ func (c *recency) access(key int) bool {
 	return false
 }
 
-// scan uses a hot set of 60% of the capacity for a while, scans ten times the capacity once, and
-// counts how much of the hot set is still there.
+// scan repeatedly uses a hot set of 60% of the capacity, and then scans ten times the capacity
+// once. It returns how much of the hot set is left, and its size.
 func scan(c replacer, capacity int) (kept, hot int) {
 	hot = capacity * 6 / 10
 	for range 5 {
@@ -103,8 +103,8 @@ func TestScanResistance(t *testing.T) {
 	}
 }
 
-// The same through the tier: blocks put, retained as a lookup does, and a scan that puts blocks
-// used once.
+// The same test with a tier. Blocks are put and retained, as by lookups, and the scan puts blocks
+// that are used once.
 func TestScanDoesNotEvictHotBlocks(t *testing.T) {
 	const capacity, hot = 20, 12
 	f := tiertest.NewFormat(t)
@@ -143,12 +143,12 @@ func TestScanDoesNotEvictHotBlocks(t *testing.T) {
 	}
 }
 
-// A block that comes back soon after it was evicted is not taken for one that is used once.
+// A block that returns soon after its eviction is not treated as used once.
 func TestGhostBringsBackToMain(t *testing.T) {
 	const capacity = 50
 	c := newS3(capacity)
 	for k := range capacity {
-		c.access(k) // the cache is full of blocks used once
+		c.access(k) // fills the cache with blocks used once
 	}
 	for k := range 10 {
 		c.access(100 + k)
@@ -160,6 +160,6 @@ func TestGhostBringsBackToMain(t *testing.T) {
 		c.access(1000 + k)
 	}
 	if !c.access(0) {
-		t.Error("a block that came back was evicted by blocks used once")
+		t.Error("a block that returned was evicted by blocks used once")
 	}
 }

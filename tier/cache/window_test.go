@@ -13,8 +13,7 @@ import (
 	"github.com/kvlane/kvlane/tier/tiertest"
 )
 
-// A window has a block while it is being filled, open or retained, and forgets it with the last of
-// these.
+// A window keeps a block while it is filled, open or retained, and forgets it after that.
 func TestWindowForgets(t *testing.T) {
 	f := tiertest.NewFormat(t)
 	kept := open(t, f, 2)
@@ -38,7 +37,7 @@ func TestWindowForgets(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// It is in the way of one that waits for a slot, until it is let go.
+	// It occupies the slot for which another fill waits, until it is released.
 	store(t, c, f, 2).Release()
 	other := store(t, c, f, 3)
 	ended, cancel := context.WithCancel(ctx)
@@ -67,8 +66,8 @@ func TestWindowForgets(t *testing.T) {
 	}
 }
 
-// A tier without memory records which blocks are in slots elsewhere and reports evicted blocks. It
-// has no bytes.
+// A tier without memory records which blocks are in slots elsewhere, and reports evicted blocks.
+// Its blocks have no bytes.
 func TestBlocksElsewhere(t *testing.T) {
 	f := tiertest.NewFormat(t)
 	var evicted []block.Key

@@ -134,12 +134,12 @@ func TestPutDirect(t *testing.T) {
 		ks := keys(0, 12)
 		for i, key := range ks {
 			src := image(t, f, key)
-			if i%3 == 0 { // among others
+			if i%3 == 0 { // between other blocks
 				if err := tr.Put(t.Context(), key, src); err != nil {
 					t.Error(err)
 				}
 			}
-			for n := range 2 { // the second finds it
+			for n := range 2 { // the second Put finds the block
 				written, quiesced, err := tr.PutDirect(t.Context(), key, src)
 				if err != nil || quiesced != nil || written != (i%3 != 0 && n == 0) {
 					t.Fatal(written, err)

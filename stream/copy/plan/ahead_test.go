@@ -8,7 +8,8 @@ import (
 	"github.com/kvlane/kvlane/stream/copy/plan"
 )
 
-// TestBacklogHidesTheStart: behind a long backlog a launch costs nothing, and few copies go by kernel sooner.
+// TestBacklogHidesTheStart checks that the start-up time of a launch does not count if other
+// batches are running. The kernel path then pays for fewer copies.
 func TestBacklogHidesTheStart(t *testing.T) {
 	pl := newPlanner(t, plan.Default(), plan.Options{})
 	can := plan.PathSet(stream.PathCopyEngine, stream.PathKernel)
@@ -34,7 +35,8 @@ func TestBacklogHidesTheStart(t *testing.T) {
 	}
 }
 
-// TestBatchesThatStartAlone: behind others, a path that waits until they have ended is predicted as if nothing were ahead.
+// TestBatchesThatStartAlone checks a path that waits until earlier batches have ended. Its
+// prediction is that of an idle device.
 func TestBatchesThatStartAlone(t *testing.T) {
 	pl := newPlanner(t, plan.Default(), plan.Options{})
 	r := plan.Request{Pieces: 64, Runs: 64, Bytes: 64 << 12}

@@ -14,7 +14,8 @@ import (
 	"github.com/kvlane/kvlane/stream/copy/plan"
 )
 
-// plant is a host program beside which copies run: what harm so many thread blocks do to it, in percent.
+// plant is a simulated host program next to copies. harm is its slowdown in percent for a number of
+// thread blocks.
 type plant struct {
 	clock  *clockwork.FakeClock
 	budget *plan.Budget
@@ -33,7 +34,7 @@ func newPlant(t *testing.T, o plan.BudgetOptions, interference func(ctas int) fl
 	return p
 }
 
-// run lets n intervals pass and returns the thread blocks of each.
+// run simulates n intervals and returns the thread blocks of each.
 func (p *plant) run(n int) []int {
 	var ctas []int
 	for range n {
@@ -55,8 +56,8 @@ func harmful(ctas []int, limit int) int {
 	return n
 }
 
-// TestBudgetFindsTheBound has harm that grows with thread blocks, and harm that comes all at once: a product whose last
-// wave no longer fits.
+// TestBudgetFindsTheBound uses a harm that grows with the thread blocks, and one that appears in a
+// single step.
 func TestBudgetFindsTheBound(t *testing.T) {
 	step := func(ctas int) float64 {
 		if ctas > 6 {
@@ -66,12 +67,13 @@ func TestBudgetFindsTheBound(t *testing.T) {
 	}
 	for name, c := range map[string]struct {
 		harm  func(int) float64
-		bound int // most thread blocks within the budget of 3%
-		least int // what it should come to
+		bound int // largest number of thread blocks within the budget of 3%
+		least int // smallest acceptable result
 	}{
 		"none":  {func(int) float64 { return 0 }, 16, 16},
 		"steps": {step, 6, 6},
-		// Once half-way down, harm above half of the budget raises nothing.
+		// After the budget was lowered half-way, harm above half of the budget prevents that it is
+		// raised.
 		"gentle":        {func(n int) float64 { return 0.4 * float64(n) }, 7, 4},
 		"always beyond": {func(int) float64 { return 50 }, 16, 1},
 	} {
@@ -94,7 +96,7 @@ func TestBudgetFindsTheBound(t *testing.T) {
 	}
 }
 
-// TestBudgetFollowsItsPlant: the program changes, and what was too much no longer is.
+// TestBudgetFollowsItsPlant changes the bound of the program while it runs. The budget must follow.
 func TestBudgetFollowsItsPlant(t *testing.T) {
 	bound := 2
 	p := newPlant(t, plan.BudgetOptions{MaxCTAs: 16}, func(n int) float64 {
@@ -115,14 +117,14 @@ func TestBudgetFollowsItsPlant(t *testing.T) {
 	bound = 1
 	p.run(10)
 	if got := p.budget.Limits(); got.CTAs > 2 {
-		t.Errorf("%+v ten intervals after it took the room back", got)
+		t.Errorf("%+v ten intervals after the bound was lowered", got)
 	}
 	if n := harmful(p.run(500), 1); n > 15 {
 		t.Errorf("beyond the budget in %d of 500 intervals after that", n)
 	}
 }
 
-// TestBudgetIsSteady: between half of the budget and all of it nothing changes.
+// TestBudgetIsSteady checks that harm between half and all of the budget changes nothing.
 func TestBudgetIsSteady(t *testing.T) {
 	p := newPlant(t, plan.BudgetOptions{}, func(n int) float64 { return 2 })
 	before := p.budget.Limits()
@@ -132,15 +134,15 @@ func TestBudgetIsSteady(t *testing.T) {
 	}
 }
 
-// TestBudgetDoesNotOscillate has hints with noise about plants whose bound lies at every number of thread blocks. Once it has
-// come to rest it must change its mind seldom, and never leave its bounds.
+// TestBudgetDoesNotOscillate uses noisy hints and plants with every possible bound. After it has
+// settled, the budget must change rarely and stay within its limits.
 func TestBudgetDoesNotOscillate(t *testing.T) {
 	const highest = 16
 	o := plan.BudgetOptions{MaxCTAs: highest, MinChunkBytes: 4 << 20, MaxChunkBytes: 64 << 20}
 	for bound := 1; bound <= highest; bound++ {
 		rng := rand.New(rand.NewPCG(uint64(bound), 1))
 		p := newPlant(t, o, func(ctas int) float64 {
-			// A third of the budget up to the bound, twice the budget at one more.
+			// Harm is a third of the budget up to the bound, and twice the budget one above it.
 			interference := 1 + 5*max(0, float64(ctas-bound))
 			return interference * (0.8 + 0.4*rng.Float64())
 		})
@@ -160,18 +162,20 @@ func TestBudgetDoesNotOscillate(t *testing.T) {
 			}
 			last = now
 		}
-		// To try whether the bound has moved costs a step up, a half down and the steps back; that seldom.
+		// Testing whether the bound has moved costs one step up, a halving and the steps back. This
+		// must be rare.
 		if changes > 60 || beyond > 10 {
 			t.Errorf("bound %d: %d changes, beyond it in %d of 1000 intervals", bound, changes, beyond)
 		}
 		if last.CTAs < (bound+1)/2 {
-			t.Errorf("bound %d: it came to %d thread blocks", bound, last.CTAs)
+			t.Errorf("bound %d: the budget settled at %d thread blocks", bound, last.CTAs)
 		}
 	}
 }
 
-// TestBudgetChunk: chunks get as long as they may when kernels have to wait, and shorter while none does, whatever the host program
-// reports; nor do waits change thread blocks. A planner tells the budget by itself.
+// TestBudgetChunk checks the chunk size. It grows to its maximum while kernels have to wait, and
+// shrinks while none does, whatever the host program reports. Waits do not change the thread
+// blocks. A planner reports waits to its budget.
 func TestBudgetChunk(t *testing.T) {
 	clock := clockwork.NewFakeClock()
 	const least, most = 4 << 20, 64 << 20
@@ -221,8 +225,8 @@ func TestBudgetChunk(t *testing.T) {
 	}
 }
 
-// TestDefectShortChunksStayBesideALargeProduct: chunks of 8 MiB whose batches take 1.8 times as long as alone, as they do beside a product of 8192 rows,
-// get long.
+// TestDefectShortChunksStayBesideALargeProduct uses chunks of 8 MiB whose batches take 1.8 times as
+// long as on an idle device, as next to a matrix product of 8192 rows. The chunks must grow.
 func TestDefectShortChunksStayBesideALargeProduct(t *testing.T) {
 	clock := clockwork.NewFakeClock()
 	budget, err := plan.NewBudget(plan.BudgetOptions{Clock: clock})
@@ -244,7 +248,8 @@ func TestDefectShortChunksStayBesideALargeProduct(t *testing.T) {
 	}
 }
 
-// TestBudgetJudgesWaitsByTime: a few short batches that something held up are no sign among long ones that nothing did.
+// TestBudgetJudgesWaitsByTime checks that waits are weighted by time: a few short delayed batches
+// among long ones without delay do not count.
 func TestBudgetJudgesWaitsByTime(t *testing.T) {
 	clock := clockwork.NewFakeClock()
 	budget, err := plan.NewBudget(plan.BudgetOptions{Clock: clock})
@@ -305,7 +310,8 @@ func TestPacer(t *testing.T) {
 	}
 }
 
-// TestPacerKeepsTheRate: short work and timers that fire a millisecond late leave nothing of the pace unused.
+// TestPacerKeepsTheRate checks that a pacer reaches its rate even if work is short and timers fire
+// a millisecond late.
 func TestPacerKeepsTheRate(t *testing.T) {
 	const pace, n = 200 * time.Microsecond, 1000
 	var p plan.Pacer

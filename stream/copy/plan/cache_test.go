@@ -42,7 +42,7 @@ func TestCacheKeepsProfiles(t *testing.T) {
 			t.Error(d)
 		}
 	}
-	// Each field tells keys apart.
+	// Keys that differ in one field are different.
 	for name, change := range map[string]func(k *plan.Key){
 		"GPU": func(k *plan.Key) { k.GPU += "x" }, "driver": func(k *plan.Key) { k.Driver += "x" },
 		"PCI": func(k *plan.Key) { k.PCI += "x" }, "speed": func(k *plan.Key) { k.LinkSpeed = "" },
@@ -89,7 +89,7 @@ func TestCacheSaysWhatIsWrong(t *testing.T) {
 		if _, err := c.Load(testKey); !errors.Is(err, b.want) {
 			t.Errorf("%s: error %v, want %v", what, err, b.want)
 		}
-		// It is made anew, in its place.
+		// A damaged profile is replaced by a new one.
 		p, loaded, err := c.LoadOrMake(t.Context(), testKey, func(context.Context) (plan.Profile, bool, error) { return keyed(testKey), true, nil })
 		if err != nil || loaded || p.Key != testKey {
 			t.Errorf("%s: loaded %v, error %v", what, loaded, err)
@@ -115,7 +115,7 @@ func TestCacheCannotBeWritten(t *testing.T) {
 	t.Setenv("XDG_CACHE_HOME", "")
 	t.Setenv("HOME", "")
 	if _, err := (plan.Cache{}).Load(testKey); err == nil || errors.Is(err, errdefs.ErrNotFound) {
-		t.Errorf("error %v where there is no home, want one that says so", err)
+		t.Errorf("error %v without a home directory, want one that reports it", err)
 	}
 	base := t.TempDir()
 	t.Setenv("XDG_CACHE_HOME", base)
@@ -124,7 +124,8 @@ func TestCacheCannotBeWritten(t *testing.T) {
 	}
 }
 
-// TestOneMeasuresAtATime has many ask at once: one makes the profile, the rest find it.
+// TestOneMeasuresAtATime calls LoadOrMake concurrently. One call must make the profile, and the
+// others must load it.
 func TestOneMeasuresAtATime(t *testing.T) {
 	c := plan.Cache{Dir: t.TempDir()}
 	var made, inside atomic.Int32
@@ -133,7 +134,7 @@ func TestOneMeasuresAtATime(t *testing.T) {
 		wg.Go(func() {
 			p, _, err := c.LoadOrMake(t.Context(), testKey, func(context.Context) (plan.Profile, bool, error) {
 				if inside.Add(1) != 1 {
-					t.Error("two measure at once")
+					t.Error("two measurements run concurrently")
 				}
 				defer inside.Add(-1)
 				made.Add(1)
@@ -157,7 +158,7 @@ func TestLockHasADeadline(t *testing.T) {
 	_, err := c.Make(t.Context(), func(context.Context) (plan.Profile, bool, error) {
 		cancel()
 		_, _, err := c.LoadOrMake(ctx, testKey, func(context.Context) (plan.Profile, bool, error) {
-			t.Error("two measure at once")
+			t.Error("two measurements run concurrently")
 			return plan.Profile{}, false, nil
 		})
 		return plan.Profile{}, false, err
@@ -170,12 +171,13 @@ func TestLockHasADeadline(t *testing.T) {
 	}
 }
 
-// TestLockIsNotWaitedForForEver: a process that is stuck in measuring keeps others waiting for a bounded time.
+// TestLockIsNotWaitedForForEver checks that a process that hangs in a measurement delays others
+// only for a limited time.
 func TestLockIsNotWaitedForForEver(t *testing.T) {
 	c := plan.Cache{Dir: t.TempDir(), Patience: time.Millisecond}
 	_, err := c.Make(t.Context(), func(ctx context.Context) (plan.Profile, bool, error) {
 		return c.LoadOrMake(ctx, testKey, func(context.Context) (plan.Profile, bool, error) {
-			t.Error("two measure at once")
+			t.Error("two measurements run concurrently")
 			return plan.Profile{}, false, nil
 		})
 	})

@@ -11,13 +11,13 @@ import (
 	"github.com/kvlane/kvlane/stream/copy/plan"
 )
 
-// truth is a path as it might really be: a launch, warps that each wait for their pieces one after another, and a rate that
-// all together cannot exceed.
+// truth is a model of a path: a launch time, warps that copy their pieces one after another, and a
+// maximum rate of all together.
 type truth struct {
 	launch  float64 // ns
-	perCopy float64 // ns of throughput that a copy costs however small
+	perCopy float64 // ns of throughput of a copy of any size
 	gbps    float64
-	warps   float64 // pieces that wait at the same time; 0: a copy engine, which does one after another
+	warps   float64 // pieces that are copied concurrently; 0: a copy engine, which copies one at a time
 	wait    float64 // ns that a warp waits for each 2 KiB
 }
 
@@ -29,7 +29,7 @@ func (w truth) time(n int, size int64) float64 {
 	pieces := math.Ceil(float64(size) / (16 << 10))
 	each := math.Ceil(min(float64(size), 16<<10)/2048) * w.wait
 	rounds := math.Ceil(float64(n) * pieces / w.warps)
-	// The first bytes come when a warp has waited once; from then on the link is busy.
+	// The first bytes arrive after a warp has waited once. After that the link is busy.
 	return w.launch + max(rounds*each, w.wait+work)
 }
 
@@ -38,7 +38,7 @@ var (
 	fitCounts = []int64{1, 4, 16, 64, 256, 1024, 4096}
 )
 
-// most is the longest batch that calibration would measure.
+// most is the number of bytes of the largest batch that calibration measures.
 const most = 64 << 20
 
 func (w truth) points(rng *rand.Rand, noise float64) []plan.Point {
@@ -54,7 +54,8 @@ func (w truth) points(rng *rand.Rand, noise float64) []plan.Point {
 	return points
 }
 
-// fitted returns a planner with the model of points. A large copy runs at gbps, if that is not zero.
+// fitted returns a planner with a model fitted to points. If gbps is not 0, it is the rate of a
+// large copy.
 func fitted(t *testing.T, points []plan.Point, gbps float64) (*plan.Planner, plan.Model) {
 	t.Helper()
 	m := plan.Model{Path: stream.PathKernel, CTAs: 8, Side: plan.Scattered}
@@ -76,11 +77,12 @@ func predict(t *testing.T, p *plan.Planner, n int, size int64) float64 {
 	return float64(d.Nanoseconds())
 }
 
-// TestFitFindsTheTruth fits what paths of several shapes would measure, and looks between the measured points.
+// TestFitFindsTheTruth fits simulated measurements of several paths, and checks predictions between
+// the measured points.
 func TestFitFindsTheTruth(t *testing.T) {
 	for name, c := range map[string]struct {
 		truth
-		between float64 // relative error at counts and sizes between the points
+		between float64 // maximum relative error between the measured points
 	}{
 		"copy engine":      {truth{launch: 4100, perCopy: 2480, gbps: 54.4}, 0.001},
 		"batched copies":   {truth{launch: 7000, perCopy: 380, gbps: 54.4}, 0.001},
@@ -116,8 +118,9 @@ func TestFitFindsTheTruth(t *testing.T) {
 	}
 }
 
-// TestFitMeasuredLatency fits the times of n copies of 4 KiB, by a kernel and one each, as measured on an H100. Few copies
-// must be as well predicted as many: there the paths cross.
+// TestFitMeasuredLatency fits times of n copies of 4 KiB on an H100, with a kernel and with single
+// copies. Small counts must be predicted as well as large ones, because the best path changes
+// there.
 func TestFitMeasuredLatency(t *testing.T) {
 	const size = 4 << 10
 	measured := map[string][]float64{
@@ -133,7 +136,7 @@ func TestFitMeasuredLatency(t *testing.T) {
 		}
 		p, _ := fitted(t, points, 0)
 		for i, us := range micros {
-			// Every other count was left out: a factor of sixteen between what was measured.
+			// Every second count was left out, so measured counts are a factor of sixteen apart.
 			if e := predict(t, p, int(fitCounts[i]), size)/(us*1e3) - 1; math.Abs(e) > 0.12 {
 				t.Errorf("%s: %d copies of 4 KiB are predicted %+.1f%% off", name, fitCounts[i], 100*e)
 			}
@@ -141,7 +144,8 @@ func TestFitMeasuredLatency(t *testing.T) {
 	}
 }
 
-// TestFitFlattensNoise: more copies never take less, whatever was measured, and the batch that was hit does not count alone.
+// TestFitFlattensNoise checks that predictions never fall as the count grows, and that a single
+// disturbed point has a limited effect.
 func TestFitFlattensNoise(t *testing.T) {
 	const size = 4 << 10
 	var points []plan.Point
@@ -159,7 +163,8 @@ func TestFitFlattensNoise(t *testing.T) {
 	}
 }
 
-// TestFitGrowth: a disturbed measurement of one of the two longest batches hardly changes predictions of longer ones.
+// TestFitGrowth checks that a disturbed measurement of one of the two longest batches hardly
+// changes predictions for longer ones.
 func TestFitGrowth(t *testing.T) {
 	const size, start, each = 4 << 10, 12e3, 85.0
 	for name, spoil := range map[string][2]float64{"as it is": {1, 1}, "no growth": {1.1, 0.9}, "hit": {3, 1}} {
@@ -173,7 +178,7 @@ func TestFitGrowth(t *testing.T) {
 		}
 		p, _ := fitted(t, points, 54)
 		if got := predict(t, p, 200_000, size) / (start + each*200_000); got < 0.8 || got > 1.25 || name == "as it is" && math.Abs(got-1) > 0.001 {
-			t.Errorf("%s: 200,000 copies are predicted at %.2f of what they take", name, got)
+			t.Errorf("%s: 200,000 copies are predicted at %.2f of their time", name, got)
 		}
 	}
 }

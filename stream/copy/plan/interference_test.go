@@ -11,21 +11,23 @@ import (
 	"github.com/kvlane/kvlane/stream/copy/plan"
 )
 
-// blocks is a request for pages of 4 KiB, of which so many lie in a row in host memory.
+// blocks returns a request for pages of 4 KiB, of which row pages at a time are adjacent in host
+// memory.
 func blocks(dir plan.Direction, bytes int64, row int) plan.Request {
 	n := int(bytes >> 12)
 	return plan.Request{Dir: dir, Pieces: n, Runs: n, HostRuns: n / row, Bytes: bytes}
 }
 
-// rows is r where so many runs of the host's side lie at equal distances each.
+// rows returns r with its host runs in rows: n runs at equal distances form one row.
 func rows(r plan.Request, n int) plan.Request {
 	r.HostRows = r.HostRuns / n
 	return r
 }
 
-// TestInterferenceChoices says how a store's batches travel under each policy, on an idle H100: slots of 256 KiB in a row are staged, layers
-// of such slots, of which 8 KiB lie in a row, go by kernels of few thread blocks unless the slots lie side by side, and what is over in some tens of microseconds by
-// whatever is the fastest.
+// TestInterferenceChoices checks the paths of a store's batches under each policy on an idle H100.
+// Adjacent slots of 256 KiB are staged. Layers of slots, with runs of 8 KiB, use kernels with few
+// thread blocks unless the slots are adjacent. Batches of some tens of microseconds use the fastest
+// path.
 func TestInterferenceChoices(t *testing.T) {
 	type way struct {
 		path stream.Path
@@ -82,7 +84,8 @@ func TestInterferenceChoices(t *testing.T) {
 	}
 }
 
-// TestInterferenceAddsUp: a batch that causes no interference by itself does when it is one of many.
+// TestInterferenceAddsUp checks that a batch that causes no interference alone is treated
+// differently if it is one of many.
 func TestInterferenceAddsUp(t *testing.T) {
 	pl := newPlanner(t, plan.Default(), plan.Options{Policy: plan.Policy{Goal: plan.Balanced}})
 	can := plan.PathSet(stream.PathCopyEngine, stream.PathKernel)
@@ -96,9 +99,10 @@ func TestInterferenceAddsUp(t *testing.T) {
 	}
 }
 
-// TestInterferenceIsNotLearnedAway: where everything that computes waits for multiprocessors, neither policy takes more of them than on an
-// idle device. Under the balanced one what is learned counts as time nonetheless: staged copies that hardly move are left for a
-// kernel that does.
+// TestInterferenceIsNotLearnedAway simulates a device on which all kernels wait for
+// multiprocessors. No policy may use more thread blocks than on an idle device. Under the balanced
+// policy learned times still count: staged copies that make almost no progress are replaced by a
+// kernel.
 func TestInterferenceIsNotLearnedAway(t *testing.T) {
 	can := plan.PathSet(stream.PathCopyEngine, stream.PathKernel, stream.PathStaged)
 	for _, goal := range []plan.Goal{plan.Balanced, plan.Background} {
@@ -139,7 +143,8 @@ func TestInterferenceIsNotLearnedAway(t *testing.T) {
 	}
 }
 
-// TestInterferenceAndOppositeTraffic: loads and dumps at once leave each other their share under the balanced policy too.
+// TestInterferenceAndOppositeTraffic checks that concurrent loads and dumps leave each other a
+// share of the link under the balanced policy.
 func TestInterferenceAndOppositeTraffic(t *testing.T) {
 	can := plan.PathSet(stream.PathCopyEngine, stream.PathKernel, stream.PathStaged)
 	for row, want := range map[int]string{64: "staged staged", 2: "kernel/4 kernel/1"} {

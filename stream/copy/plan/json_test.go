@@ -44,7 +44,7 @@ func TestJSONRoundTrip(t *testing.T) {
 	}
 }
 
-// TestDamageIsFound changes one thing of a good profile at a time.
+// TestDamageIsFound changes one detail of a good profile at a time.
 func TestDamageIsFound(t *testing.T) {
 	good, err := json.Marshal(randomProfile(rand.New(rand.NewPCG(6, 6))))
 	if err != nil {
@@ -128,7 +128,8 @@ func TestProfileIsChecked(t *testing.T) {
 	}
 }
 
-// FuzzDecode: whatever is decoded is good enough to plan with, and encodes to what decodes to the same.
+// FuzzDecode checks that every decoded profile can be used for planning, and that it decodes to the
+// same value after encoding.
 func FuzzDecode(f *testing.F) {
 	for _, p := range []plan.Profile{plan.Default(), {Source: "x", Sizes: []int64{1, 4096}, Counts: []int64{1, 2}, Models: []plan.Model{{
 		Path: stream.PathKernel, CTAs: 4, Times: []float64{1000, 1080, 1000, 1080}, Lead: 3,

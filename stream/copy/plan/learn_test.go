@@ -12,11 +12,12 @@ import (
 	"github.com/kvlane/kvlane/stream/copy/plan"
 )
 
-// machine answers how long a choice really takes: the profile's prediction times what has become of the path.
+// machine simulates the real times of choices: the prediction of the profile times the current
+// slowdown of the path.
 type machine struct {
 	t     *testing.T
 	pl    *plan.Planner
-	ideal *plan.Planner // never learns
+	ideal *plan.Planner // does not learn
 	clock *clockwork.FakeClock
 	slow  map[stream.Path]float64
 	r     plan.Request
@@ -30,13 +31,13 @@ func newMachine(t *testing.T) *machine {
 		t: t, clock: clock, slow: make(map[stream.Path]float64),
 		pl:    newPlanner(t, plan.Default(), plan.Options{Clock: clock}),
 		ideal: newPlanner(t, plan.Default(), plan.Options{}),
-		// 1 MiB: a copy engine goes at 51.5 GB/s, kernels at 49.5.
+		// 1 MiB: the copy engine reaches 51.5 GB/s, kernels 49.5.
 		r:   plan.Request{Dir: plan.H2D, Pieces: 64, Runs: 64, Bytes: 64 << 20},
 		can: plan.PathSet(stream.PathCopyEngine, stream.PathKernel),
 	}
 }
 
-// run makes a batch and returns the path that it took.
+// run executes a batch and returns its path.
 func (m *machine) run() stream.Path {
 	m.t.Helper()
 	c := m.pl.Choose(m.r, m.can)
@@ -61,7 +62,7 @@ func TestPlannerShiftsAndComesBack(t *testing.T) {
 	m.all(1)
 	first := m.run()
 	if first != stream.PathCopyEngine {
-		t.Fatalf("the first batch goes by %s", first)
+		t.Fatalf("the first batch uses %s", first)
 	}
 	m.slow[first] = 3
 	shifted := 0
@@ -80,9 +81,9 @@ func TestPlannerShiftsAndComesBack(t *testing.T) {
 		}
 	}
 	if other < 990 {
-		t.Errorf("%d of 1000 batches took the better path: the slow one was tried too often", other)
+		t.Errorf("%d of 1000 batches used the better path: the slow one was tried too often", other)
 	}
-	// Now it is as fast as ever. Nobody sees that until its observations have faded.
+	// The path is fast again. The planner can notice that only after its observations have decayed.
 	m.slow[first] = 1
 	came := time.Duration(0)
 	for start := m.clock.Now(); came == 0 && m.clock.Since(start) < 10*plan.DefaultHalfLife; {
@@ -92,7 +93,7 @@ func TestPlannerShiftsAndComesBack(t *testing.T) {
 		m.clock.Advance(10 * time.Millisecond)
 	}
 	if came == 0 {
-		t.Fatal("the planner never came back")
+		t.Fatal("the planner never used the path again")
 	}
 	back := 0
 	for range 100 {
@@ -101,12 +102,12 @@ func TestPlannerShiftsAndComesBack(t *testing.T) {
 		}
 	}
 	if back < 95 {
-		t.Errorf("%d of 100 batches took the better path after it was back", back)
+		t.Errorf("%d of 100 batches used the better path after it was fast again", back)
 	}
 	t.Logf("shifted after %d batches, back after %v", shifted, came)
 }
 
-// TestExploringIsCheap leaves a path slow for long and counts how often it is tried.
+// TestExploringIsCheap keeps a path slow for long, and counts how often it is tried.
 func TestExploringIsCheap(t *testing.T) {
 	m := newMachine(t)
 	m.all(1)
@@ -127,8 +128,8 @@ func TestExploringIsCheap(t *testing.T) {
 	}
 }
 
-// TestOthersOnTheLinkChangeNothing: when all is slower by the same factor, the choices soon are what they were, and no new
-// calibration is called for.
+// TestOthersOnTheLinkChangeNothing slows down all paths by the same factor. The choices must soon
+// be the same as before, without a new calibration.
 func TestOthersOnTheLinkChangeNothing(t *testing.T) {
 	m := newMachine(t)
 	m.all(1)
@@ -143,14 +144,14 @@ func TestOthersOnTheLinkChangeNothing(t *testing.T) {
 			same++
 		}
 	}
-	// The others are 4% and 7% slower; they are tried.
+	// The other paths are 4% and 7% slower, and are tried sometimes.
 	if same < 160 {
-		t.Errorf("%d of 200 batches took the path that is still the best", same)
+		t.Errorf("%d of 200 batches used the path that is still the best", same)
 	}
 	if d, ok := m.pl.Drifted(); ok {
 		t.Errorf("drift of %+v, but everything is slower alike", d)
 	}
-	// The predictions are right, though.
+	// The predictions must still follow the slowdown.
 	c := m.pl.Choose(m.r, m.can)
 	base, _ := m.ideal.Predict(m.r, c.Path, c.CTAs)
 	if ratio := float64(c.Predicted) / float64(base); ratio < 2.3 || ratio > 2.7 {
@@ -165,7 +166,8 @@ func TestOthersOnTheLinkChangeNothing(t *testing.T) {
 	}
 }
 
-// TestLinkHalves: another tenant takes half of the link and leaves again. Within forty batches of each path predictions are right.
+// TestLinkHalves simulates another tenant that uses half of the link for a while. Within forty
+// batches of each path, predictions must be right.
 func TestLinkHalves(t *testing.T) {
 	m := newMachine(t)
 	m.all(1)
@@ -196,7 +198,8 @@ func TestLinkHalves(t *testing.T) {
 	}
 }
 
-// TestSituationsAreApart: corrections learned beside opposite traffic do not change predictions of batches alone.
+// TestSituationsAreApart checks that corrections learned with opposite traffic do not change
+// predictions without it.
 func TestSituationsAreApart(t *testing.T) {
 	m := newMachine(t)
 	other := m.r
@@ -204,7 +207,7 @@ func TestSituationsAreApart(t *testing.T) {
 	alone := m.pl.Choose(m.r, m.can)
 	m.pl.Observe(alone, m.r, alone.Predicted)
 	for range 50 {
-		m.clock.Advance(time.Second) // whatever was chosen is over
+		m.clock.Advance(time.Second) // all earlier batches have ended by then
 		m.pl.Choose(other, m.can)
 		c := m.pl.Choose(m.r, m.can)
 		if c.Predicted < alone.Predicted/2 {
@@ -215,7 +218,7 @@ func TestSituationsAreApart(t *testing.T) {
 	}
 	m.pl.Choose(other, m.can)
 	if c := m.pl.Choose(m.r, m.can); float64(c.Predicted) < 1.3*float64(alone.Predicted) {
-		t.Errorf("beside copies the other way predicted at %v, alone at %v", c.Predicted, alone.Predicted)
+		t.Errorf("predicted at %v with opposite traffic, at %v alone", c.Predicted, alone.Predicted)
 	}
 	m.clock.Advance(time.Second)
 	if c := m.pl.Choose(m.r, m.can); c.Predicted != alone.Predicted || c.Path != alone.Path {
@@ -223,7 +226,8 @@ func TestSituationsAreApart(t *testing.T) {
 	}
 }
 
-// TestClassesAreApart: a profile that is wrong about small batches is corrected there, and left alone elsewhere.
+// TestClassesAreApart checks that a profile that is wrong for small batches is corrected for these
+// only.
 func TestClassesAreApart(t *testing.T) {
 	m := newMachine(t)
 	m.all(1)
@@ -239,11 +243,12 @@ func TestClassesAreApart(t *testing.T) {
 		t.Errorf("small batches: %+v, was %+v, and takes three times that", c, was)
 	}
 	if c := m.pl.Choose(large, m.can); c.Predicted != before.Predicted || c.Path != before.Path {
-		t.Errorf("large batches: %+v, was %+v, and none was seen", c, before)
+		t.Errorf("large batches: %+v, was %+v, although none was observed", c, before)
 	}
 }
 
-// TestNoiseCostsLittle: a batch that took longer by chance is no reason to take a slower path.
+// TestNoiseCostsLittle checks that a batch that was slow by chance does not make the planner choose
+// a slower path.
 func TestNoiseCostsLittle(t *testing.T) {
 	m := newMachine(t)
 	rng := rand.New(rand.NewPCG(4, 2))
@@ -255,9 +260,9 @@ func TestNoiseCostsLittle(t *testing.T) {
 	kernel, _ := m.ideal.Predict(m.r, stream.PathKernel, 16)
 	for _, c := range []struct {
 		what   string
-		kernel float64 // what it takes of what it is predicted
+		kernel float64 // actual time of kernels divided by the predicted time
 		want   stream.Path
-		lost   float64 // at most
+		lost   float64 // upper limit
 	}{
 		{"as predicted", 1, stream.PathCopyEngine, 0.02},
 	} {
@@ -295,7 +300,7 @@ func TestDrift(t *testing.T) {
 	if d, ok := m.pl.Drifted(); ok {
 		t.Fatalf("drift of %+v, but all is as predicted", d)
 	}
-	m.all(0.5) // it was measured under load
+	m.all(0.5) // the profile was measured under load
 	for range 100 {
 		m.run()
 	}
@@ -306,7 +311,7 @@ func TestDrift(t *testing.T) {
 	m = newMachine(t)
 	m.all(1)
 	m.slow[stream.PathKernel] = 2
-	// Both paths are in use: sizes where each is the better one.
+	// Both paths are in use, each for the sizes for which it is better.
 	small := plan.Request{Dir: plan.H2D, Pieces: 1000, Runs: 1000, Bytes: 1000 << 10}
 	large := m.r
 	for range 100 {
@@ -325,11 +330,11 @@ func TestDrift(t *testing.T) {
 	}
 }
 
-// TestOneWildBatchChangesLittle: a batch may wait for anything.
+// TestOneWildBatchChangesLittle checks that a single very slow batch has little effect.
 func TestOneWildBatchChangesLittle(t *testing.T) {
 	m := newMachine(t)
 	m.all(1)
-	m.r.Bytes = 64 << 13 // a kernel's 49 GB/s against 7.5
+	m.r.Bytes = 64 << 13 // a kernel at 49 GB/s against 7.5
 	first := m.run()
 	for range 50 {
 		m.run()
@@ -339,7 +344,7 @@ func TestOneWildBatchChangesLittle(t *testing.T) {
 	if p := m.run(); p != first {
 		t.Errorf("%s after one wild batch, want %s", p, first)
 	}
-	// What is no observation is ignored.
+	// Invalid observations are ignored.
 	before := m.pl.Choose(m.r, m.can)
 	m.pl.Observe(plan.Choice{Path: first}, m.r, time.Hour)
 	m.pl.Observe(before, m.r, 0)
@@ -370,12 +375,13 @@ func TestStats(t *testing.T) {
 	}
 	other.Choose(m.r, m.can)
 	if n := len(other.Stats()); n != len(m.pl.Stats()) {
-		t.Errorf("%d paths in one policy's figures, %d in the other's", n, len(m.pl.Stats()))
+		t.Errorf("%d paths in the figures of the first policy, %d in those of the second", n, len(m.pl.Stats()))
 	}
 }
 
-// TestDefectFirstWildBatchLosesThePath: a batch that was held up, as one of few that were seen, made its path look a fifth slower than it is;
-// another was taken from then on, and nobody heard that the first was fast again.
+// TestDefectFirstWildBatchLosesThePath: one slow batch among few observations made its path look a
+// fifth slower than it is. Another path was used from then on, and the planner never noticed that
+// the first was fast.
 func TestDefectFirstWildBatchLosesThePath(t *testing.T) {
 	m := newMachine(t)
 	m.all(1)

@@ -10,23 +10,25 @@ import (
 	"github.com/kvlane/kvlane/stream/copy/plan"
 )
 
-// TestOppositeTrafficCounts: a path that both directions share badly is not taken while the other one is busy.
+// TestOppositeTrafficCounts checks that a path that is slow with traffic in both directions is not
+// used while the opposite direction is busy.
 func TestOppositeTrafficCounts(t *testing.T) {
 	pl := newPlanner(t, plan.Default(), plan.Options{})
 	can := plan.PathSet(stream.PathKernel, stream.PathCopyEngine)
 	out := plan.Request{Dir: plan.D2H, Pieces: 512, Runs: 512, Bytes: 512 << 18}
 	if c := pl.Choose(out, can); c.Path != stream.PathKernel {
-		t.Fatalf("%s: want the kernel where nothing goes the other way", c.Path)
+		t.Fatalf("%s: want the kernel without opposite traffic", c.Path)
 	}
 	in := out
 	in.Dir = plan.H2D
 	if c := pl.Choose(in, can); c.Path != stream.PathCopyEngine {
-		t.Errorf("%s while a batch goes the opposite way: want the copy engine", c.Path)
+		t.Errorf("%s with opposite traffic: want the copy engine", c.Path)
 	}
 }
 
-// TestOppositeTrafficIsLeftItsShare: what goes both ways takes the fewest thread blocks that reach enough of the link, each way,
-// or none where slots of a row are staged as well. Small batches, which no share is of use to, are taken as ever.
+// TestOppositeTrafficIsLeftItsShare checks batches with opposite traffic. Each direction uses the
+// fewest thread blocks that reach a sufficient share of the link, or none if rows of slots are
+// staged. Small batches, for which a share has no effect, are chosen as usual.
 func TestOppositeTrafficIsLeftItsShare(t *testing.T) {
 	for _, c := range []struct {
 		what      string
@@ -56,7 +58,8 @@ func TestOppositeTrafficIsLeftItsShare(t *testing.T) {
 	}
 }
 
-// TestOppositeTrafficIsExpectedAgain: who begins first goes by whether the batch before met opposite traffic, if that was lately.
+// TestOppositeTrafficIsExpectedAgain checks the first of two opposite batches: its choice depends
+// on whether the previous batch met opposite traffic, if that was recently.
 func TestOppositeTrafficIsExpectedAgain(t *testing.T) {
 	clock := clockwork.NewFakeClock()
 	pl := newPlanner(t, plan.Default(), plan.Options{Clock: clock})
@@ -75,15 +78,16 @@ func TestOppositeTrafficIsExpectedAgain(t *testing.T) {
 		pl.Observe(first, out, took)
 		pl.Observe(second, in, took)
 	}
-	both(stream.PathKernel) // nobody can know
+	both(stream.PathKernel) // the planner cannot expect it yet
 	both(stream.PathCopyEngine)
 	both(stream.PathCopyEngine)
 	clock.Advance(time.Second)
 	both(stream.PathKernel)
 }
 
-// TestEnginesAreJudgedByWhatTheyTake: an engine that does not reach the share that was measured is left, in the background and
-// beside opposite traffic too: it had all the thread blocks that it could have.
+// TestEnginesAreJudgedByWhatTheyTake checks that an engine that does not reach its measured share
+// is no longer used, also in the background and with opposite traffic. More thread blocks could not
+// have made it faster.
 func TestEnginesAreJudgedByWhatTheyTake(t *testing.T) {
 	can := plan.PathSet(stream.PathCopyEngine, stream.PathStaged)
 	for _, goal := range []plan.Goal{plan.Background, plan.Throughput} {

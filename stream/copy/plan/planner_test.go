@@ -19,7 +19,7 @@ import (
 var allPaths = plan.PathSet(stream.PathCopyEngine, stream.PathKernel,
 	stream.PathStaged, stream.PathNIC)
 
-// ways are what a machine can do, for random profiles.
+// ways lists the abilities of a machine, for random profiles.
 var ways = []struct {
 	path stream.Path
 	ctas []int
@@ -30,7 +30,7 @@ var ways = []struct {
 	{stream.PathNIC, []int{0}},
 }
 
-// randomProfile is of a machine that nobody has seen, but whose paths get no faster with the count.
+// randomProfile returns a random profile. The times of its paths grow with the count.
 func randomProfile(rng *rand.Rand) plan.Profile {
 	p := plan.Profile{Source: "test", Sizes: slices.Clone(fitSizes), Counts: slices.Clone(fitCounts), GBps: [4]float64{50 + 10*rng.Float64(), 50, 300, 300}}
 	for dir := range plan.Peer + 1 {
@@ -40,7 +40,8 @@ func randomProfile(rng *rand.Rand) plan.Profile {
 				if rng.IntN(8) > 0 {
 					p.Models = append(p.Models, m)
 				}
-				// One copy is the same on both sides; further ones cost more where they are scattered.
+				// A single copy takes equally long on both sides. Further scattered copies cost
+				// more.
 				m.Side, m.Times = plan.Scattered, slices.Clone(m.Times)
 				more := rng.Float64() / 2
 				for i := range m.Times {
@@ -92,7 +93,8 @@ func newPlanner(tb testing.TB, p plan.Profile, o plan.Options) *plan.Planner {
 	return pl
 }
 
-// taken is what a path takes away from computing: the thread blocks of staged copies come and go.
+// taken returns the cost of a path for computation. The thread blocks of staged copies run only
+// part of the time.
 func taken(p stream.Path, ctas int) float64 {
 	n := float64(ctas)
 	if p == stream.PathStaged {
@@ -101,7 +103,7 @@ func taken(p stream.Path, ctas int) float64 {
 	return n
 }
 
-// TestChoiceIsNearTheBest compares choices on random machines with every prediction there is.
+// TestChoiceIsNearTheBest compares the choices on random machines with all predictions.
 func TestChoiceIsNearTheBest(t *testing.T) {
 	rng := rand.New(rand.NewPCG(3, 3))
 	lean := 0
@@ -112,7 +114,7 @@ func TestChoiceIsNearTheBest(t *testing.T) {
 			for range 100 {
 				r := randomRequest(rng)
 				c := pl.Choose(r, allPaths)
-				if c.Reason == plan.ReasonOpposed { // it is not for the fastest: see TestOppositeTrafficIsLeftItsShare
+				if c.Reason == plan.ReasonOpposed { // not optimized for speed: see TestOppositeTrafficIsLeftItsShare
 					continue
 				}
 				cost := r
@@ -141,7 +143,7 @@ func TestChoiceIsNearTheBest(t *testing.T) {
 					lean++
 				}
 				if want, _ := pl.Predict(r, c.Path, c.CTAs); c.Predicted != want {
-					t.Fatalf("%+v: predicted %v in the choice, %v asked for", r, c.Predicted, want)
+					t.Fatalf("%+v: predicted %v in the choice, %v by Predict", r, c.Predicted, want)
 				}
 			}
 		}
@@ -151,7 +153,8 @@ func TestChoiceIsNearTheBest(t *testing.T) {
 	}
 }
 
-// TestPredictionsGrowWithTheCount holds for whatever was measured, or else no budget of time could be kept.
+// TestPredictionsGrowWithTheCount checks that predictions grow with the count for any measurements.
+// Time budgets depend on that.
 func TestPredictionsGrowWithTheCount(t *testing.T) {
 	rng := rand.New(rand.NewPCG(4, 4))
 	profiles := []plan.Profile{plan.Default()}
@@ -180,12 +183,13 @@ func TestPredictionsGrowWithTheCount(t *testing.T) {
 	}
 }
 
-// scattered is a request for n copies of size bytes of which no two are neighbours.
+// scattered returns a request for n copies of size bytes, none of which are adjacent.
 func scattered(dir plan.Direction, n int, size int64) plan.Request {
 	return plan.Request{Dir: dir, Pieces: n, Runs: n, Bytes: int64(n) * size}
 }
 
-// TestDefaultChoices says what the built-in profile must come to, from what was measured on such a machine.
+// TestDefaultChoices checks the choices with the built-in profile against measurements of such a
+// machine.
 func TestDefaultChoices(t *testing.T) {
 	pl := newPlanner(t, plan.Default(), plan.Options{})
 	plain := plan.PathSet(stream.PathCopyEngine, stream.PathKernel)
@@ -214,8 +218,9 @@ func TestDefaultChoices(t *testing.T) {
 	}
 }
 
-// TestSumsByTheCPUCost: a path that does not sum is worth it for a few blocks, where a launch costs more than a CPU's pass
-// over them, and not for many; in the background the CPU's time does not count.
+// TestSumsByTheCPUCost checks paths that leave checksums to the CPU. They pay for a few blocks, if
+// a launch costs more than the checksums, but not for many. In the background the CPU time does not
+// count.
 func TestSumsByTheCPUCost(t *testing.T) {
 	pl := newPlanner(t, plan.Default(), plan.Options{})
 	background, err := pl.With(plan.Policy{Goal: plan.Background})
@@ -256,8 +261,9 @@ func TestBackground(t *testing.T) {
 		p.Goal = plan.Background
 		return newPlanner(t, plan.Default(), plan.Options{Policy: p, Budget: b}).Choose(r, can)
 	}
-	// Of 54.3 GB/s one thread block reaches 19.1, two 35.4, four 49.6. Four take the least from work beside in all, since each multiprocessor
-	// that is taken costs that little more than one, and fewer work for longer.
+	// Of 54.3 GB/s one thread block reaches 19.1, two reach 35.4 and four 49.6. Four cost other
+	// work the least in total: each further multiprocessor costs little more than the first, and
+	// fewer run for longer.
 	for _, c := range []struct {
 		share float64
 		ctas  int
@@ -291,8 +297,8 @@ func TestBackground(t *testing.T) {
 	}
 }
 
-// TestBackgroundKeepsToItsPath: beside a matrix product everything takes longer than on an idle device. What takes the
-// fewest multiprocessors stays the choice.
+// TestBackgroundKeepsToItsPath checks that slow copies next to a matrix product do not change the
+// choice: the path that uses the fewest multiprocessors.
 func TestBackgroundKeepsToItsPath(t *testing.T) {
 	pl := newPlanner(t, plan.Default(), plan.Options{Policy: plan.Policy{Goal: plan.Background}})
 	can := plan.PathSet(stream.PathCopyEngine, stream.PathKernel, stream.PathStaged)
@@ -305,11 +311,12 @@ func TestBackgroundKeepsToItsPath(t *testing.T) {
 		pl.Observe(c, r, 2*time.Duration(float64(r.Bytes)/54))
 	}
 	if c := pl.Choose(r, can); c.Predicted < time.Duration(1.9*float64(r.Bytes)/54) {
-		t.Errorf("predicted %v: the prediction must follow what was observed", c.Predicted)
+		t.Errorf("predicted %v: the prediction must follow the observations", c.Predicted)
 	}
 }
 
-// TestBoundsDoNotStarve: a bound that every path exceeds leaves the leanest.
+// TestBoundsDoNotStarve checks that if every path exceeds a bound, the one with the fewest thread
+// blocks is used.
 func TestBoundsDoNotStarve(t *testing.T) {
 	pl := newPlanner(t, plan.Default(), plan.Options{Policy: plan.Policy{MaxCTAs: 1}})
 	r := plan.Request{Pieces: 10, Runs: 10, Bytes: 10 << 12}
@@ -319,7 +326,7 @@ func TestBoundsDoNotStarve(t *testing.T) {
 		t.Errorf("%+v, want kernel with its fewest thread blocks", c)
 	}
 	if c := pl.Choose(r, plan.PathSet(stream.PathPosix)); c.Path != stream.PathPosix || c.Predicted != 0 || c.Reason != plan.ReasonUnmeasured {
-		t.Errorf("%+v, want the path that nobody measured", c)
+		t.Errorf("%+v, want the path that was not measured", c)
 	}
 	if c := pl.Choose(plan.Request{}, allPaths); c.Path != stream.PathNone || c.Reason != plan.ReasonNothing {
 		t.Errorf("%+v for nothing, want no path", c)
@@ -368,11 +375,11 @@ func TestChooseDoesNotAllocate(t *testing.T) {
 		c := pl.Choose(r, allPaths)
 		pl.Observe(c, r, c.Predicted)
 	}); n != 0 {
-		t.Errorf("%v allocations a choice and observation, want none", n)
+		t.Errorf("%v allocations for each choice and observation, want none", n)
 	}
 }
 
-// BenchmarkChoose is what a choice and its observation cost, by how the request differs.
+// BenchmarkChoose measures a choice and its observation for different requests.
 func BenchmarkChoose(b *testing.B) {
 	profile := randomProfile(rand.New(rand.NewPCG(9, 9)))
 	for _, goal := range []plan.Goal{plan.Throughput, plan.Background} {
@@ -392,7 +399,8 @@ func BenchmarkChoose(b *testing.B) {
 	}
 }
 
-// TestFill: what was not measured comes from elsewhere, at the profile's own sizes and counts, and says so.
+// TestFill checks that Fill adds models that were not measured, for the profile's sizes and counts,
+// and marks them.
 func TestFill(t *testing.T) {
 	m := plan.Model{Path: stream.PathCopyEngine, Times: []float64{5000, 7e6, 6000, 8e6, 9000, 9e6}, Points: 6}
 	p := plan.Profile{Sizes: []int64{300, 5000, 3 << 20}, Counts: []int64{1, 1000}, Models: []plan.Model{m}}
@@ -405,7 +413,7 @@ func TestFill(t *testing.T) {
 	r := plan.Request{Dir: plan.Peer, Pieces: 1000, Runs: 1000, Bytes: 1000 * 5000}
 	want, _ := own.Predict(r, stream.PathKernel, 8)
 	if got, ok := filled.Predict(r, stream.PathKernel, 8); !ok || got != want {
-		t.Errorf("peer copies are predicted at %v, %v by the profile they came from", got, want)
+		t.Errorf("peer copies are predicted at %v, and at %v by the source profile", got, want)
 	}
 	r.Dir = plan.H2D
 	if _, ok := filled.Predict(r, stream.PathKernel, 8); ok {

@@ -8,7 +8,7 @@ import (
 	"github.com/kvlane/kvlane/stream/copy/plan"
 )
 
-// What was left out is chosen for nothing that anything else can take, under any policy.
+// Under every policy an excluded path is used only for requests that no other path can carry.
 func TestChoosesWithout(t *testing.T) {
 	rng := rand.New(rand.NewPCG(5, 6))
 	without := plan.PathSet(stream.PathKernel, stream.PathStaged)
@@ -24,10 +24,10 @@ func TestChoosesWithout(t *testing.T) {
 		for range 500 {
 			r := plan.Request{Dir: plan.H2D, Pieces: 1 + rng.IntN(1000), Bytes: 1 << (8 + rng.IntN(20))}
 			if c := p.Choose(r, allPaths); without.Has(c.Path) || c.Path == stream.PathNone {
-				t.Fatalf("%+v goes by %s under policy %d", r, c.Path, goal)
+				t.Fatalf("%+v uses %s under policy %d", r, c.Path, goal)
 			}
 			if c := p.Choose(r, without.Without(stream.PathStaged)); c.Path != stream.PathKernel {
-				t.Fatalf("%+v goes by %s in place of the only path that takes it", r, c.Path)
+				t.Fatalf("%+v uses %s instead of the only possible path", r, c.Path)
 			}
 		}
 	}

@@ -29,6 +29,7 @@ type Metrics struct {
 	nics    func() []stream.NICStats     // guarded by mu
 
 	transfer func() transfer.Stats             // guarded by mu
+	blocks   func() BlockServer                // guarded by mu
 	buffers  map[string]func() mem.BufferStats // guarded by mu
 }
 
@@ -99,7 +100,7 @@ func (m *Metrics) SetReplay(p *Progress) {
 // metrics.
 func (m *Metrics) collect(w *textWriter) {
 	m.mu.Lock()
-	storeStats, managers, replay, planner, nics, transfers := m.store, m.manager, m.replay, m.planner, m.nics, m.transfer
+	storeStats, managers, replay, planner, nics, transfers, blocks := m.store, m.manager, m.replay, m.planner, m.nics, m.transfer, m.blocks
 	var tiers []*namedTier
 	for _, name := range slices.Sorted(maps.Keys(m.tiers)) {
 		tiers = append(tiers, &namedTier{name: name, read: m.tiers[name]})
@@ -137,6 +138,10 @@ func (m *Metrics) collect(w *textWriter) {
 	if transfers != nil {
 		s := transfers()
 		send(w, transferFamilies, &s)
+	}
+	if blocks != nil {
+		s := blocks()
+		send(w, blockFamilies, &s)
 	}
 	var pools []*namedBuffers
 	for _, name := range slices.Sorted(maps.Keys(buffers)) {

@@ -17,8 +17,8 @@ const intro = `kvlane serves these metrics in Prometheus's text format:
 - in an engine or a manager with the key metrics_addr in its configuration: in Go, C, Python, SGLang and transformers
   ([the library](library.md#figures));
 - in a command with --metrics-addr, while it runs. replay and demo have the metrics of store, tiers and copies.
-  transfer serve and bench transfer (kvlane's own protocol) have those of transfers. Every command has those of the
-  build and of the process.
+  transfer serve and bench transfer (kvlane's own protocol) have those of transfers, and blockd those of a block
+  server. Every command has those of the build and of the process.
 
 An address is HOST:PORT, on 127.0.0.1 without a host, or unix:/PATH, a socket of mode 0600. Each address serves
 /metrics, /healthz (the process runs) and /readyz (it can serve; 503 while it opens or closes).

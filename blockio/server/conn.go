@@ -43,6 +43,7 @@ type conn struct {
 	ended    []*answer          // for further requests
 	progress map[uint64]*answer // by request id, until its result is sent
 	credits  int                // that the client has not used
+	over     bool               // answers is closed
 }
 
 // answer is a request with its result.
@@ -54,6 +55,7 @@ type answer struct {
 
 	// conn.mu guards these.
 	canceled bool
+	queued   bool  // for the sender
 	work     *work // in progress, or given up; nil: none
 }
 
@@ -132,7 +134,10 @@ func (c *conn) run() {
 	}
 	_ = c.raw.Close() // it ends a send in progress
 	c.stop()
+	c.mu.Lock()
+	c.over = true
 	close(c.answers)
+	c.mu.Unlock()
 	sender.Wait()
 	c.leases.end()
 	c.works.Wait()
@@ -186,13 +191,18 @@ func (c *conn) read() error {
 			return err
 		}
 		c.s.requests.Add(1)
-		if err := c.handle(a); err != nil {
+		later, err := c.handle(a)
+		if later {
+			continue
+		}
+		if err != nil {
 			c.finish(a)
 			return err
 		}
-		select {
-		case c.answers <- a:
-		default: // a client that sends control requests without end, and reads no result
+		c.mu.Lock()
+		ok := c.enqueue(a)
+		c.mu.Unlock()
+		if !ok { // a client that sends control requests without end, and reads no result
 			c.finish(a)
 			return fmt.Errorf("%d results are not read: %w", cap(c.answers), errdefs.ErrInvalid)
 		}
@@ -230,6 +240,7 @@ func (c *conn) begin(a *answer) error {
 	default:
 		c.credits--
 		a.result.Credits = 1
+		c.s.inFlight.Add(1)
 	}
 	c.progress[q.ID] = a
 	return nil
@@ -245,8 +256,10 @@ func (c *conn) finish(a *answer) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	delete(c.progress, a.request.ID)
+	if !control(a.request.Op) {
+		c.s.ended()
+	}
 	if a.work != nil { // it uses the request
-		c.abandon(a.work)
 		return
 	}
 	if len(c.ended) < maxEnded && len(a.request.Keys) <= maxEnded {
@@ -262,10 +275,6 @@ func (c *conn) send() {
 	var pending []*answer
 	var err error
 	for a := range c.answers {
-		if err == nil && a.work != nil {
-			pending, err = c.flushResults(pending) // earlier results do not wait for the disk
-			c.await(a)
-		}
 		pending = append(pending, a)
 		if err == nil {
 			now := time.Now()
@@ -287,28 +296,20 @@ func (c *conn) send() {
 			continue
 		}
 		if err == nil {
-			pending, err = c.flushResults(pending)
+			err = c.w.Flush()
 		}
+		for _, p := range pending {
+			c.finish(p)
+		}
+		clear(pending)
+		pending = pending[:0]
 		if err != nil {
 			_ = c.raw.Close() // it ends read
-			pending = c.finishAll(pending)
 		}
 	}
-	c.finishAll(pending)
-}
-
-// flushResults sends the results that are packed and ends their requests.
-func (c *conn) flushResults(pending []*answer) ([]*answer, error) {
-	err := c.w.Flush()
-	return c.finishAll(pending), err
-}
-
-func (c *conn) finishAll(pending []*answer) []*answer {
 	for _, p := range pending {
 		c.finish(p)
 	}
-	clear(pending)
-	return pending[:0]
 }
 
 // maxEnded is the number of ended requests whose memory is kept, and of the keys of one of them.

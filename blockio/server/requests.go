@@ -14,18 +14,23 @@ import (
 	"github.com/kvlane/kvlane/internal/blockhost"
 )
 
-// handle carries out a request, except for the bytes of a retrieve. It returns errors of the
+// handle carries out a request, except for the bytes of a retrieve. If later is true the request
+// goes on beside the connection, and the caller must not use it. handle returns errors of the
 // connection only.
-func (c *conn) handle(a *answer) error {
+func (c *conn) handle(a *answer) (later bool, err error) {
 	q, r := &a.request, &a.result
 	r.Status = blockio.StatusOK
+	if c.s.draining.Load() && !control(q.Op) && q.Op != blockio.OpRelease {
+		r.Status = blockio.StatusDraining
+		return false, nil
+	}
 	switch q.Op {
 	case blockio.OpStore:
-		return c.store(a)
+		return false, c.store(a)
 	case blockio.OpRetrieve:
-		c.retrieve(a)
+		return c.retrieve(a), nil
 	case blockio.OpExist, blockio.OpLease, blockio.OpDelete, blockio.OpFlush:
-		c.look(a)
+		return c.look(a), nil
 	case blockio.OpRenew, blockio.OpRelease:
 		for _, id := range q.IDs {
 			status := blockio.StatusOK
@@ -35,7 +40,7 @@ func (c *conn) handle(a *answer) error {
 			r.LeaseMillis = q.LeaseMillis
 			r.Statuses = append(r.Statuses, status)
 		}
-		r.Status = summary(r.Statuses)
+		r.Status = c.s.summary(r.Statuses)
 	case blockio.OpAttach: // a gateway handles it
 		r.Status = blockio.StatusNotSupported
 	case blockio.OpStat:
@@ -48,7 +53,7 @@ func (c *conn) handle(a *answer) error {
 		c.cancel(q, r)
 	case blockio.OpHello, blockio.OpKeepAlive: // an answer is all
 	}
-	return nil
+	return false, nil
 }
 
 // cancel marks a request, whose result precedes that of the cancellation.
@@ -60,10 +65,10 @@ func (c *conn) cancel(q *blockio.Request, r *blockio.Result) {
 		r.Status = blockio.StatusNotFound
 		return
 	}
-	if !a.canceled && a.work != nil {
-		close(a.work.stop)
-	}
 	a.canceled = true
+	if a.work != nil {
+		c.enqueue(a)
+	}
 	c.s.canceled.Add(1)
 }
 
@@ -105,11 +110,11 @@ func (c *conn) store(a *answer) error {
 			return err
 		}
 		result := blockio.EntryResult{Status: status}
-		if status == blockio.StatusOK {
+		if c.s.failed(status) {
+			r.Status = blockio.StatusPartial
+		} else {
 			result.Bytes, result.Sum = e.Length, e.Sum
 			r.Bytes += e.Length
-		} else {
-			r.Status = blockio.StatusPartial
 		}
 		r.Entries = append(r.Entries, result)
 	}
@@ -190,7 +195,7 @@ func compare(s *blockhost.Space, e *blockio.Entry, sum uint64) error {
 func (c *conn) collect(a *answer, data [][]byte) [][]byte {
 	r := &a.result
 	for i := range r.Entries {
-		if r.Entries[i].Status != blockio.StatusOK {
+		if c.s.failed(r.Entries[i].Status) {
 			r.Status = blockio.StatusPartial
 			continue
 		}

@@ -4,9 +4,8 @@
 // A connection has a goroutine that reads requests, and receives stored bytes into their place, and
 // one that sends results, with the bytes of retrieved blocks straight from the pool. Blocks are
 // stored for each tenant and identity. The tenant comes from the credentials alone. A result is
-// sent for every request, in order, so the result of a cancellation follows all bytes of the
-// cancelled request. Requests that need the disk have a goroutine, and the sender waits for them
-// until their deadline.
+// sent for every request. The result of a cancellation follows all bytes of the cancelled request.
+// A request that needs the disk has a goroutine, and its result does not delay that of others.
 package server
 
 import (
@@ -58,7 +57,9 @@ type Stats struct {
 	Refused     int64 // connections without a valid hello, and requests that are not valid
 	Denied      int64 // hellos with wrong credentials
 	Requests    int64
-	Canceled    int64
+	// FailedEntries are entries of requests that were refused or failed, other than by a miss.
+	FailedEntries int64
+	Canceled      int64
 }
 
 // Server is a block server. All methods are safe for concurrent use.
@@ -73,7 +74,11 @@ type Server struct {
 	closed   bool
 	running  sync.WaitGroup
 
-	accepted, refused, denied, requests, canceled atomic.Int64
+	draining atomic.Bool
+	inFlight atomic.Int64  // requests that have a credit
+	idle     chan struct{} // buffers one; notified when none is in flight, while draining
+
+	accepted, refused, denied, requests, failedEntries, canceled atomic.Int64
 }
 
 // New returns a server. It returns ErrInvalid for options out of range.
@@ -88,7 +93,7 @@ func New(o Options) (*Server, error) {
 	if o.Host == nil || o.Auth == nil || o.Connections < 0 {
 		return nil, fmt.Errorf("make block server without a host or credentials: %w", errdefs.ErrInvalid)
 	}
-	s := &Server{o: o, slots: wire.NewSlots(o.Connections), conns: make(map[net.Conn]struct{})}
+	s := &Server{o: o, slots: wire.NewSlots(o.Connections), conns: make(map[net.Conn]struct{}), idle: make(chan struct{}, 1)}
 	_, err := rand.Read(s.boot[:])
 	return s, err
 }
@@ -162,6 +167,39 @@ func (s *Server) serve(nc net.Conn, slot *wire.Slot) {
 	c.run()
 }
 
+// Drain accepts no more connections, and refuses new requests as StatusDraining. It waits until no
+// request is in progress. It returns ErrBusy if ctx ends before, and may be called again.
+func (s *Server) Drain(ctx context.Context) error {
+	s.draining.Store(true)
+	s.mu.Lock()
+	if s.listener != nil {
+		_ = s.listener.Close() // a second Close has an error
+	}
+	s.mu.Unlock()
+	for {
+		n := s.inFlight.Load()
+		if n == 0 {
+			return nil
+		}
+		select {
+		case <-s.idle:
+		case <-ctx.Done():
+			return fmt.Errorf("drain block server: %d requests are in progress: %w: %w", n, errdefs.ErrBusy, context.Cause(ctx))
+		}
+	}
+}
+
+// ended notes the end of a request.
+func (s *Server) ended() {
+	if s.inFlight.Add(-1) > 0 || !s.draining.Load() {
+		return
+	}
+	select {
+	case s.idle <- struct{}{}:
+	default:
+	}
+}
+
 // Close ends all connections and waits for their goroutines. It returns ErrBusy if ctx ends before,
 // and may be called again.
 func (s *Server) Close(ctx context.Context) error {
@@ -194,6 +232,6 @@ func (s *Server) Stats() Stats {
 	s.mu.Unlock()
 	return Stats{
 		Connections: n, Accepted: s.accepted.Load(), Refused: s.refused.Load(), Denied: s.denied.Load(),
-		Requests: s.requests.Load(), Canceled: s.canceled.Load(),
+		Requests: s.requests.Load(), FailedEntries: s.failedEntries.Load(), Canceled: s.canceled.Load(),
 	}
 }

@@ -345,14 +345,17 @@ func TestCancelledRetrieveSendsNoData(t *testing.T) {
 	must(t, c.begin(a))
 	wantErr(t, "a request without a credit", c.begin(&answer{request: blockio.Request{Op: blockio.OpStat, ID: 6}}), errdefs.ErrInvalid)
 	wantErr(t, "an id in use", c.begin(&answer{request: blockio.Request{Op: blockio.OpKeepAlive, ID: 5}}), errdefs.ErrInvalid)
-	must(t, c.handle(a))
+	_, err = c.handle(a)
+	must(t, err)
 	stop := &answer{request: blockio.Request{Op: blockio.OpCancel, ID: 7, IDs: []uint64{5}}}
-	must(t, c.handle(stop))
+	_, err = c.handle(stop)
+	must(t, err)
 	if data := c.prepare(a, time.Now(), nil); len(data) > 0 || a.result.Status != blockio.StatusCanceled || stop.result.Status != blockio.StatusOK {
 		t.Errorf("%d pieces of a cancelled retrieve are sent, with %v", len(data), a.result.Status)
 	}
 	c.finish(a)
-	must(t, c.handle(stop))
+	_, err = c.handle(stop)
+	must(t, err)
 	if stop.result.Status != blockio.StatusNotFound {
 		t.Errorf("the cancellation of an ended request: %v", stop.result.Status)
 	}

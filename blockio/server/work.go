@@ -15,63 +15,78 @@ import (
 // requestReads is the number of blocks that one request reads from disk at a time.
 const requestReads = 8
 
-// work is the part of a request that may wait for the disk. Its goroutine alone uses result and
-// blocks until done is closed. The connection goes on meanwhile.
+// work is the part of a request that may wait for the disk. Its goroutine uses result and blocks.
+// The connection goes on meanwhile: the result is sent when the work ends, or without it when the
+// request's time is over or the request is cancelled.
 type work struct {
 	result blockio.Result
 	blocks []blockhost.Block
-	done   chan struct{}
-	stop   chan struct{} // closed by the cancellation of the request
+	timer  *time.Timer
 }
 
-// later carries a request out beside the connection.
+// later carries a request out beside the connection. The caller must not use a any more.
 func (c *conn) later(a *answer, f func(ctx context.Context, w *work)) {
-	w := &work{result: a.result, blocks: a.blocks, done: make(chan struct{}), stop: make(chan struct{})}
+	w := &work{result: a.result, blocks: a.blocks}
 	deadline := a.deadline
 	c.mu.Lock()
+	defer c.mu.Unlock()
 	a.blocks, a.work = nil, w
-	c.mu.Unlock()
+	w.timer = time.AfterFunc(time.Until(deadline), func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if a.work == w { // otherwise a is another request
+			c.enqueue(a)
+		}
+	})
 	c.works.Go(func() {
 		ctx, cancel := context.WithDeadline(c.ctx, deadline)
 		defer cancel()
 		f(ctx, w)
-		close(w.done)
+		c.complete(a, w)
 	})
 }
 
-// await waits for the work of a request, until its deadline or its cancellation.
-func (c *conn) await(a *answer) {
-	w := a.work // only await changes it
-	timer := time.NewTimer(time.Until(a.deadline))
-	defer timer.Stop()
-	select {
-	case <-w.done:
-		a.result, a.blocks = w.result, w.blocks
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		a.work = nil
-	case <-w.stop:
-	case <-timer.C:
-	case <-c.ctx.Done():
+// complete ends a work. It releases what the work takes if the request has a result without it.
+func (c *conn) complete(a *answer, w *work) {
+	w.timer.Stop()
+	c.mu.Lock()
+	if !a.queued && !c.over {
+		a.result, a.blocks, a.work = w.result, w.blocks, nil
+		c.enqueue(a)
+		c.mu.Unlock()
+		return
+	}
+	queued := a.queued // then the sender ends the request
+	c.mu.Unlock()
+	for _, b := range w.blocks {
+		b.Release()
+	}
+	if w.result.LeaseID != 0 {
+		c.leases.change(w.result.LeaseID, 0)
+	}
+	if !queued {
+		c.finish(a)
 	}
 }
 
-// abandon releases what a work takes whose request has a result without it.
-func (c *conn) abandon(w *work) {
-	c.works.Go(func() {
-		<-w.done
-		for _, b := range w.blocks {
-			b.Release()
-		}
-		if w.result.LeaseID != 0 {
-			c.leases.change(w.result.LeaseID, 0)
-		}
-	})
+// enqueue gives a request to the sender, once. It reports whether the sender has space. The caller
+// holds mu.
+func (c *conn) enqueue(a *answer) bool {
+	if a.queued || c.over {
+		return true
+	}
+	select {
+	case c.answers <- a:
+		a.queued = true
+		return true
+	default:
+		return false
+	}
 }
 
 // retrieve pins the blocks of a retrieve, one for each entry. Those on disk are read beside the
-// connection.
-func (c *conn) retrieve(a *answer) {
+// connection: then later is true.
+func (c *conn) retrieve(a *answer) (later bool) {
 	q := &a.request
 	var missing []int
 	for i := range q.Entries {
@@ -86,7 +101,7 @@ func (c *conn) retrieve(a *answer) {
 		a.result.Entries = append(a.result.Entries, blockio.EntryResult{Status: blockio.StatusOf(err)})
 	}
 	if len(missing) == 0 {
-		return
+		return false
 	}
 	c.later(a, func(ctx context.Context, w *work) {
 		var group errgroup.Group
@@ -101,6 +116,7 @@ func (c *conn) retrieve(a *answer) {
 		}
 		_ = group.Wait() // the entries have the errors
 	})
+	return true
 }
 
 // diskStatus returns the status of an error of the disk. Errors of a file are a miss or a failure
@@ -118,8 +134,8 @@ func diskStatus(err error) blockio.Status {
 }
 
 // look carries out a request about keys, or a flush: at once, or beside the connection if there is
-// a disk.
-func (c *conn) look(a *answer) {
+// a disk: then later is true.
+func (c *conn) look(a *answer) (later bool) {
 	q := &a.request
 	f := func(ctx context.Context, w *work) {
 		r := &w.result
@@ -134,18 +150,19 @@ func (c *conn) look(a *answer) {
 			for i := range q.Keys {
 				r.Statuses = append(r.Statuses, c.remove(ctx, &q.Keys[i]))
 			}
-			r.Status = summary(r.Statuses)
+			r.Status = c.s.summary(r.Statuses)
 		default:
 			r.Status = c.flush(ctx)
 		}
 	}
 	if c.s.o.Host.Durable() {
 		c.later(a, f)
-		return
+		return true
 	}
 	w := work{result: a.result}
 	f(c.ctx, &w)
 	a.result = w.result
+	return false
 }
 
 func (c *conn) exist(ctx context.Context, q *blockio.Request, r *blockio.Result) {
@@ -174,12 +191,21 @@ func (c *conn) flush(ctx context.Context) blockio.Status {
 	return diskStatus(errors.Join(errs...))
 }
 
-// summary returns the status of a request with these of its entries.
-func summary(all []blockio.Status) blockio.Status {
-	for _, s := range all {
-		if s != blockio.StatusOK {
-			return blockio.StatusPartial
+// summary returns the status of a request with these of its entries, and counts failures.
+func (s *Server) summary(all []blockio.Status) blockio.Status {
+	sum := blockio.StatusOK
+	for _, status := range all {
+		if s.failed(status) {
+			sum = blockio.StatusPartial
 		}
 	}
-	return blockio.StatusOK
+	return sum
+}
+
+// failed reports whether an entry has failed, and counts it unless it is a miss.
+func (s *Server) failed(status blockio.Status) bool {
+	if status != blockio.StatusOK && status != blockio.StatusNotFound {
+		s.failedEntries.Add(1)
+	}
+	return status != blockio.StatusOK
 }

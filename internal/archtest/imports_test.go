@@ -117,7 +117,7 @@ var mayImport = map[string]string{
 	"bench/transfer":        onDevice + " internal/present stream bench share metadata rdma/rail wire transfer transfer/mooncake internal/sys/hostmem",
 	"bench/matmul":          onDevice + " internal/sys/cublaslt",
 	"bench/blocks":          onDevice + " internal/present bench block blockio blockio/server wire internal/auth internal/blockhost internal/sys/hostmem",
-	"telemetry":             anyPlain + " store store/manager stream/copy/plan stream/file transfer wire internal/dirfs",
+	"telemetry":             anyPlain + " store store/manager stream/copy/plan stream/file transfer wire blockio/server internal/blockhost internal/dirfs",
 	"telemetry/profiles":    "errdefs telemetry",
 	"internal/leak":         "",
 	"internal/limits":       "errdefs internal/present",

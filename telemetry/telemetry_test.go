@@ -19,7 +19,9 @@ import (
 	"github.com/prometheus/common/expfmt"
 	"github.com/prometheus/common/model"
 
+	"github.com/kvlane/kvlane/blockio/server"
 	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/blockhost"
 	"github.com/kvlane/kvlane/internal/testkit"
 	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/store"
@@ -83,6 +85,12 @@ func full(t *testing.T) *telemetry.Metrics {
 			Segments: 2, Connections: 3, Batches: 1, Requests: 14, Refused: 2, Malformed: 1, BytesIn: 4096, BytesOut: 8192, Retries: 5, Fences: 1, Fallbacks: 4, Reconnects: 6, Refusals: 7, QueuesLeft: 8, ConnectRetries: 10,
 			Metadata: errdefs.ErrBusy,
 			Paths:    []transfer.PathStats{{Path: transfer.PathTCP, Bytes: 100, Tasks: map[transfer.Status]int64{transfer.StatusCompleted: 9, transfer.StatusTimeout: 1}}},
+		}
+	})
+	m.SetBlockServer(func() telemetry.BlockServer {
+		return telemetry.BlockServer{
+			Server: server.Stats{Connections: 3, Refused: 4, Denied: 5, FailedEntries: 6}, CapacityBytes: 1 << 30, Identities: 7,
+			Tenants: map[string]blockhost.Usage{"a": {Blocks: 8, Hits: 9, DiskErrors: 10, Unwritten: 11}, "b": {Blocks: 12}},
 		}
 	})
 	return m
@@ -182,6 +190,14 @@ func TestScrape(t *testing.T) {
 		"kvlane_transfer_queues_left 8",
 		"kvlane_transfer_reconnects_total 6",
 		"kvlane_transfer_metadata_failing 1",
+		"kvlane_blockd_refused_total 4",
+		"kvlane_blockd_denied_total 5",
+		"kvlane_blockd_failed_entries_total 6",
+		"kvlane_blockd_identities 7",
+		`kvlane_blockd_blocks{tenant="a"} 8`,
+		`kvlane_blockd_blocks{tenant="b"} 12`,
+		`kvlane_blockd_disk_errors_total{tenant="a"} 10`,
+		`kvlane_blockd_unwritten_bytes{tenant="a"} 11`,
 		`kvlane_transfer_carried_bytes_total{path="tcp"} 100`,
 		`kvlane_transfer_tasks_total{path="tcp",outcome="completed"} 9`,
 		`kvlane_transfer_tasks_total{path="tcp",outcome="timeout"} 1`,
@@ -283,6 +299,7 @@ func TestSourcesCanBeTakenAway(t *testing.T) {
 	m.SetPlanner(nil)
 	m.SetNICs(nil)
 	m.SetTransfer(nil)
+	m.SetBlockServer(nil)
 	m.SetManager(nil)
 	m.SetBuffers("send", nil)
 	for _, name := range []string{"cache", "file"} {

@@ -256,7 +256,7 @@ func (c *conn) finish(a *answer) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	delete(c.progress, a.request.ID)
-	if !control(a.request.Op) {
+	if !blockio.Control(a.request.Op) {
 		c.s.ended()
 	}
 	if a.work != nil { // it uses the request

@@ -20,7 +20,7 @@ import (
 func (c *conn) handle(a *answer) (later bool, err error) {
 	q, r := &a.request, &a.result
 	r.Status = blockio.StatusOK
-	if c.s.draining.Load() && !control(q.Op) && q.Op != blockio.OpRelease {
+	if c.s.draining.Load() && !blockio.Control(q.Op) && q.Op != blockio.OpRelease {
 		r.Status = blockio.StatusDraining
 		return false, nil
 	}

@@ -53,17 +53,32 @@ func (f flags) number(name string, otherwise int) int {
 	return otherwise
 }
 
-// replay answers the requests of each connection with the captured replies, in which it replaces
-// the correlation ids. After the last reply it closes the connection or waits for its end.
+// replay answers the requests of each connection with the captured replies, in which it replaces the
+// correlation ids. If a client distributes its calls in another way than the captured one, the
+// replies of the next connection follow. After the last reply the connection is closed.
 func replay(t *testing.T, l net.Listener, c *golden.Capture) {
-	hang, late := strings.Contains(c.Name, "timeout"), c.Name == "err-timeout-late"
-	for i := 0; ; i++ {
+	late, hang := c.Name == "err-timeout-late", strings.Contains(c.Name, "timeout")
+	var mu sync.Mutex
+	conns := c.Conns()
+	take := func() []byte {
+		mu.Lock()
+		defer mu.Unlock()
+		switch {
+		case len(conns) == 0 && strings.HasPrefix(c.Name, "pooled"):
+			conns = c.Conns()[:1]
+		case len(conns) == 0:
+			return nil
+		}
+		frames := c.Sent(conns[0], false)
+		conns = conns[1:]
+		return frames
+	}
+	for {
 		conn, err := l.Accept()
 		if err != nil {
 			return // the test is over
 		}
-		conns := c.Conns()
-		frames := c.Sent(conns[min(i, len(conns)-1)], false)
+		frames := take()
 		go func() {
 			defer func() { _ = conn.Close() }() // the end of the replay
 			for {
@@ -71,12 +86,11 @@ func replay(t *testing.T, l net.Listener, c *golden.Capture) {
 				if err != nil {
 					return
 				}
+				if len(frames) == 0 {
+					frames = take()
+				}
 				if len(frames) == 0 && hang {
 					_, _ = io.Copy(io.Discard, conn) // until the client gives up
-					return
-				}
-				if len(frames) == 0 && strings.HasPrefix(c.Name, "pooled") {
-					frames = c.Sent(conns[0], false) // another distribution of the calls
 				}
 				if len(frames) == 0 {
 					return

@@ -31,6 +31,11 @@ func acceptCaptured(call *rpc.Call, text string) error {
 		return err
 	}
 	for _, s := range list {
+		if text == "closed" { // before the response
+			if err := s.Close(); err != nil {
+				return err
+			}
+		}
 		go serveStream(s, text)
 	}
 	return nil
@@ -326,6 +331,12 @@ func TestStreamThatTheServerRefuses(t *testing.T) {
 	}
 	if err := list[0].Send(t.Context(), chain.OfBytes([]byte("x"))); rpc.CodeOf(err) != rpc.Closed {
 		t.Errorf("send to a server that does not receive: %v", err)
+	}
+	if list, err = openStreams(t, client, "closed", 1); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := list[0].Receive(t.Context()); !errors.Is(err, io.EOF) {
+		t.Errorf("after the handler has closed: %v", err)
 	}
 	if list, err = openStreams(t, client, "srvclose", 1); err != nil {
 		t.Fatal(err)

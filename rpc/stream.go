@@ -256,16 +256,43 @@ func (s *Stream) data(in *frame.Reader, f *pb.StreamFrame) error {
 	return nil
 }
 
-// opened begins the use of a stream: the response was sent or received.
+// opened begins the use of a stream: the response was sent or received. It sends the frames that
+// Close and Receive had to keep back.
 func (s *Stream) opened(peer int64, settings *pb.StreamSettings) {
 	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.state != streamOpening {
+	state := s.state
+	s.peer, s.deaf, s.feedback = peer, !settings.GetWritable(), settings.GetNeedFeedback()
+	if state == streamOpening {
+		s.state = streamOpen
+	}
+	consumed := s.report()
+	s.changed.Broadcast()
+	s.mu.Unlock()
+	s.sendFeedback(peer, consumed)
+	if state == streamClosing {
+		_ = s.table.send(frameClose, peer, &s.id, nil, nil) // its error ends the connection
+	}
+}
+
+// report returns the consumed bytes if the peer is to be notified now, or 0. The caller holds mu.
+func (s *Stream) report() int64 {
+	if !s.feedback || s.state != streamOpen || s.received == s.reported || len(s.queue) > 0 && s.received-s.reported < feedbackBytes {
+		return 0
+	}
+	s.reported = s.received
+	return s.received
+}
+
+// sendFeedback notifies the peer of consumed bytes, if there are any.
+func (s *Stream) sendFeedback(peer, consumed int64) {
+	if consumed == 0 {
 		return
 	}
-	s.state, s.peer = streamOpen, peer
-	s.deaf, s.feedback = !settings.GetWritable(), settings.GetNeedFeedback()
-	s.changed.Broadcast()
+	kind := int32(frameFeedback)
+	o, err := newOutput(frame.Stream, &pb.StreamFrame{StreamId: &peer, SourceStreamId: &s.id, FrameType: &kind, Feedback: &pb.Feedback{ConsumedSize: &consumed}}, nil, nil)
+	if err == nil {
+		_ = s.table.out.write(o) // its error ends the connection
+	}
 }
 
 // peerClosed handles the CLOSE of the peer: it is answered, or ends a close of this side.
@@ -390,20 +417,10 @@ func (s *Stream) Receive(ctx context.Context) (*chain.Chain, error) {
 	m := s.queue[0]
 	s.queue = s.queue[1:]
 	s.received += m.Len()
-	report := s.feedback && s.state == streamOpen && (len(s.queue) == 0 || s.received-s.reported >= feedbackBytes)
-	if report {
-		s.reported = s.received
-	}
-	peer, received := s.peer, s.received
+	consumed, peer := s.report(), s.peer
 	s.mu.Unlock()
 	s.table.give(m.Len())
-	if report {
-		kind := int32(frameFeedback)
-		o, err := newOutput(frame.Stream, &pb.StreamFrame{StreamId: &peer, SourceStreamId: &s.id, FrameType: &kind, Feedback: &pb.Feedback{ConsumedSize: &received}}, nil, nil)
-		if err == nil {
-			_ = s.table.out.write(o) // its error ends the connection
-		}
-	}
+	s.sendFeedback(peer, consumed)
 	return m, nil
 }
 
@@ -422,12 +439,8 @@ func (s *Stream) Close() error {
 	s.queue = nil
 	s.changed.Broadcast()
 	s.mu.Unlock()
-	switch state {
-	case streamOpen:
+	if state == streamOpen {
 		return callError(context.Background(), s.table.send(frameClose, peer, &s.id, nil, nil))
-	case streamOpening:
-		s.end(io.EOF)
-	case streamClosing, streamEnded:
 	}
-	return nil
+	return nil // opened sends the CLOSE, or it was sent, or is not needed
 }

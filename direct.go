@@ -134,10 +134,6 @@ func (e *Engine) tryDirect(ctx context.Context, dirs []string) error {
 	if err := e.canDirect(); err != nil {
 		return err
 	}
-	opener, ok := e.dev.(device.StorageOpener)
-	if !ok {
-		return fmt.Errorf("the device cannot read files: %w", errdefs.ErrNotSupported)
-	}
 	measured := make([]string, len(dirs))
 	if c.isDirectAuto() {
 		for i, dir := range dirs {
@@ -147,7 +143,7 @@ func (e *Engine) tryDirect(ctx context.Context, dirs []string) error {
 			}
 		}
 	}
-	st, err := opener.OpenStorage(device.StorageOptions{})
+	st, err := storage.Open(e.dev, device.StorageOptions{})
 	if err != nil {
 		return err // the error names the operation
 	}

@@ -34,11 +34,7 @@ type DirProbe struct {
 // ProbeStorage writes a page of dev's memory to a file in each of dirs, reads it back, and reports
 // how the data was transferred. It removes the files.
 func ProbeStorage(ctx context.Context, dev device.Device, dirs []string) CuFileProbe {
-	o, ok := dev.(device.StorageOpener)
-	if !ok {
-		return CuFileProbe{Err: notSupported("the device does not support direct storage")}
-	}
-	st, err := o.OpenStorage(device.StorageOptions{})
+	st, err := storage.Open(dev, device.StorageOptions{})
 	if err != nil {
 		return CuFileProbe{Err: err}
 	}

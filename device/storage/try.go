@@ -11,11 +11,21 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kvlane/kvlane/device"
+	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/mem"
 )
 
 // tryTimeout bounds each wait of Try for the device.
 const tryTimeout = 10 * time.Second
+
+// Open opens the storage of dev. It returns ErrNotSupported if dev reaches no files.
+func Open(dev device.Device, o device.StorageOptions) (device.Storage, error) {
+	opener, ok := dev.(device.StorageOpener)
+	if !ok {
+		return nil, fmt.Errorf("the device cannot read files: %w", errdefs.ErrNotSupported)
+	}
+	return opener.OpenStorage(o) // its errors name the operation
+}
 
 // Try writes a page of dev's memory to a new file in dir, reads it back, and removes the file. It
 // returns the mode of the file. st is the storage of dev.

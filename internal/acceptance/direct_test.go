@@ -14,7 +14,9 @@ import (
 	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/device/sim"
+	"github.com/kvlane/kvlane/doctor"
 	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/fault"
 	"github.com/kvlane/kvlane/internal/testkit"
 	"github.com/kvlane/kvlane/profile"
 	"github.com/kvlane/kvlane/replay"
@@ -269,6 +271,42 @@ func TestDirectSettingsThatContradict(t *testing.T) {
 		change(&c)
 		if err := c.Validate(); !errors.Is(err, errdefs.ErrInvalid) || !strings.Contains(err.Error(), "direct") {
 			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// The command doctor and the value require use the same words for what is missing.
+func TestDoctorUsesTheWordsOfRequire(t *testing.T) {
+	noRecord := errors.New("the disk has no record")
+	for name, change := range map[string]func(c *kvlane.Config){
+		"compatibility mode": func(c *kvlane.Config) { c.Device.Sim.Storage.Compat = "the module is not loaded" },
+		"no library":         func(c *kvlane.Config) { c.Device.Sim.Storage.Missing = true },
+		"no access":          func(c *kvlane.Config) { c.Device = kvlane.DeviceConfig{Driver: kvlane.Host} },
+		"a refused file": func(c *kvlane.Config) {
+			c.Device.Sim.Faults = fault.New(1, fault.Nth(sim.OpFileRegister, 0).Fail(noRecord), fault.Nth(sim.OpFileRegister, 1).Fail(noRecord))
+		},
+	} {
+		cfg := directConfig(t, "file")
+		change(&cfg)
+		cfg.Store.Direct = kvlane.DirectOff
+		e := openEngine(t, cfg)
+		p := doctor.ProbeStorage(t.Context(), e.Device(), cfg.Store.Dirs)
+		var reason string
+		switch {
+		case p.Err != nil:
+			reason = p.Err.Error()
+		case p.Dirs[0].Err != nil:
+			reason = strings.ReplaceAll(p.Dirs[0].Err.Error(), "fault 0 in file-register 0", "fault 1 in file-register 1")
+		case !p.Dirs[0].Mode.Direct:
+			reason = p.Dirs[0].Mode.Reason
+		}
+		must(t, e.Close(t.Context()))
+		cfg.Store.Direct = kvlane.DirectRequire
+		if e, err := kvlane.Open(t.Context(), cfg); err == nil || reason == "" || !strings.Contains(err.Error(), reason) {
+			t.Errorf("%s: doctor reports %q, and require %v", name, reason, err)
+			if err == nil {
+				_ = e.Close(t.Context())
+			}
 		}
 	}
 }

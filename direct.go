@@ -31,7 +31,7 @@ const (
 	// was clearly faster than pinned memory (see profile.CompareDirect). In directories without a
 	// profile it uses cuFile if GPUDirect Storage works. It loads the library only if a profile
 	// prefers cuFile, or if the kernel's modules, the file system and the disk support GPUDirect
-	// Storage.
+	// Storage. With Config.HostStreams it never uses cuFile.
 	DirectAuto Direct = "auto"
 	// DirectAlways uses cuFile wherever it works, also in its compatibility mode, in which the
 	// library copies through its own host memory. Blocks that cuFile cannot read pass through
@@ -197,8 +197,9 @@ func (e *Engine) canDirect() error {
 	case c.Store.GDR == GDRRequire:
 		return no("gdr requires NICs, which do not copy within the device")
 	case c.HostStreams && c.Store.isDirectAuto():
-		// cuFile allocates memory in calls that a driver may block. Not measured on hardware yet.
-		return no("host_streams is set: while streams of the program wait for a load, cuFile must not allocate memory")
+		// Not measured on hardware yet.
+		return no("host_streams is set, and auto does not use cuFile with it: cuFile may allocate memory while a stream of the program waits for a load, " +
+			"and the driver may block that call until the load has ended; always and require use it")
 	case c.Store.Verify != store.VerifyDevice:
 		return no("verify is %s: the CPU must see every block", c.Store.Verify)
 	case path != stream.PathNone && path != stream.PathKernel:

@@ -310,3 +310,16 @@ func TestDoctorUsesTheWordsOfRequire(t *testing.T) {
 		}
 	}
 }
+
+// With streams of the program, auto uses pinned memory and reports the reason. The other values use cuFile.
+func TestDirectStorageWithHostStreams(t *testing.T) {
+	for _, direct := range []kvlane.Direct{kvlane.DirectAuto, kvlane.DirectAlways, kvlane.DirectRequire} {
+		cfg := directConfig(t, "file")
+		cfg.HostStreams, cfg.Store.Direct = true, direct
+		e := openEngine(t, cfg)
+		const why = "host_streams is set, and auto does not use cuFile"
+		if st := e.Direct(); st.On != (direct != kvlane.DirectAuto) || !st.On && !strings.Contains(strings.Join(e.Notes(), "\n"), why) {
+			t.Errorf("%s: %+v; notes %q", direct, st, e.Notes())
+		}
+	}
+}

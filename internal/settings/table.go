@@ -123,7 +123,7 @@ var engineSettings = []Setting{
 var taskSettings = []Setting{
 	{Key: "store.read_only", Kind: Bool, Doc: "opens the directories read-only", Default: "false"},
 	{
-		Key: "store.direct", Name: "direct", Doc: "loads, and dumps of pipelines `file` and `log`, use cuFile, without pinned memory: `off`, `auto` (where it was measured to be faster; else GPUDirect Storage where it works), `always` (also the compatibility mode) or `require`", Default: "auto", Unset: "auto",
+		Key: "store.direct", Name: "direct", Doc: "loads, and dumps of pipelines `file` and `log`, use cuFile, without pinned memory: `off`, `auto` (where it was measured to be faster; else GPUDirect Storage where it works; never with `host_streams`), `always` (also the compatibility mode) or `require`", Default: "auto", Unset: "auto",
 		Words: []string{"off", "auto", "always", "require"}, FlagOnly: []string{"bench file"},
 	},
 	{Key: "store.direct_bytes", Kind: Size, Doc: "GPU memory through which such blocks pass", Default: "64 MiB"},

@@ -11,27 +11,27 @@ import (
 	"github.com/kvlane/kvlane/internal/present"
 )
 
-// ErrOverBudget is returned for a unit that does not fit the budget. The unit is left out.
+// ErrOverBudget is returned for a unit that does not fit the budget.
 var ErrOverBudget = errors.New("the time is used up")
 
-// slack and firstSlack are the parts of a budget by which a run may exceed it before the current
-// unit is stopped. firstSlack holds until a unit was measured.
+// slack and firstSlack are fractions of a budget. A run may exceed its budget by this much before
+// the current unit is stopped. firstSlack applies until a unit was measured.
 const (
 	slack      = 0.05
 	firstSlack = 0.15
 )
 
-// Budget divides the time of a run, including its set-up, among units of about equal cost: points,
-// or groups of points. The caller leaves out and names the units that do not fit. It is not safe
-// for concurrent use.
+// Budget divides the time of a run, including its setup, among units of similar cost: points or
+// groups of points. Units that do not fit are skipped, and the caller reports their names. It is
+// not safe for concurrent use.
 type Budget struct {
 	total   time.Duration // zero: no limit
 	begin   time.Time
 	now     func() time.Time
-	reserve time.Duration // for work with a duration of its own
+	reserve time.Duration // time reserved for work with a fixed duration
 	left    int           // remaining units
 
-	// The current part: its remaining units, its planned end, and its completed units.
+	// The current part: number of remaining units, planned end, number of completed units.
 	part  int
 	until time.Time
 	done  int
@@ -41,7 +41,7 @@ type Budget struct {
 	measured bool
 }
 
-// NewBudget divides total, counted from began, among a number of units. A total of zero is no
+// NewBudget divides total, counted from began, among a number of units. A total of zero means no
 // limit.
 func NewBudget(total time.Duration, began time.Time, now func() time.Time, units int) *Budget {
 	b := &Budget{total: total, begin: began, now: now, left: units}
@@ -49,8 +49,8 @@ func NewBudget(total time.Duration, began time.Time, now func() time.Time, units
 	return b
 }
 
-// Reserve keeps a part of the total for work with a duration of its own. Call it before the first
-// unit. It returns ErrInvalid if nothing would be left.
+// Reserve reserves a part of the total for work with a fixed duration. Call it before the first
+// unit. It returns ErrInvalid if no time would be left.
 func (b *Budget) Reserve(d time.Duration) error {
 	if b.total > 0 && b.left > 0 && d >= b.total {
 		return fmt.Errorf("of a budget of %v the windows beside a product alone take %v: allow more, or fewer or shorter windows: %w",
@@ -61,7 +61,8 @@ func (b *Budget) Reserve(d time.Duration) error {
 	return nil
 }
 
-// Part begins a part with a number of units and its share of the remaining time.
+// Part begins a part with a number of units. The part gets the corresponding share of the remaining
+// time.
 func (b *Budget) Part(units int) {
 	now := b.now()
 	b.part, b.done, b.took = units, 0, 0
@@ -72,8 +73,8 @@ func portion(d time.Duration, n, of int) time.Duration {
 	return time.Duration(float64(d) * float64(n) / float64(max(of, 1)))
 }
 
-// Begin reports whether a number of units of the part fit, judged by the completed ones, and
-// returns their planned end.
+// Begin reports whether the given number of units of the part will fit, based on the duration of
+// completed ones. It also returns their planned end.
 func (b *Budget) Begin(units int) (until time.Time, fits bool) {
 	b.start = b.now()
 	left := b.until.Sub(b.start)
@@ -81,7 +82,7 @@ func (b *Budget) Begin(units int) (until time.Time, fits bool) {
 	return b.start.Add(portion(max(left, 0), units, b.part)), fits
 }
 
-// End ends units that Begin started. done is false for units that were stopped early.
+// End ends units that Begin has started. done is false if they were stopped early.
 func (b *Budget) End(units int, done bool) {
 	if done {
 		b.measured = true
@@ -96,10 +97,10 @@ func (b *Budget) Measured() bool { return b != nil && b.measured }
 // Skip removes units of the part that will not be measured.
 func (b *Budget) Skip(units int) { b.left, b.part = b.left-units, b.part-units }
 
-// Each measures named units, which form the part, each with a context of its own (see bound). The
-// first units are far apart in the list. It returns the names of the units that did not fit or
-// ended with ErrOverBudget; the latter with their duration, because they may have hung. It returns
-// ErrInvalid if no unit was measured in time. progress and notice may be nil.
+// Each measures named units, which form the part. Each unit has its own context (see bound). The
+// first measured units are far apart in the list. It returns the names of units that did not fit or
+// ended with ErrOverBudget. For the latter it adds their duration, because they may have hung. It
+// returns ErrInvalid if no unit was measured in time. progress and notice may be nil.
 func (b *Budget) Each(ctx context.Context, names []string, progress func(done, total int, what string), notice func(text string), measure func(ctx context.Context, k int, until time.Time) error) (leftOut []string, err error) {
 	report := func(done int, what string) {
 		if progress != nil {
@@ -136,7 +137,7 @@ func (b *Budget) Each(ctx context.Context, names []string, progress func(done, t
 	return leftOut, nil
 }
 
-// limit returns the time at which the current unit should be stopped.
+// limit returns the time at which the current unit must be stopped.
 func (b *Budget) limit() time.Time {
 	more := slack
 	if !b.measured {
@@ -145,9 +146,9 @@ func (b *Budget) limit() time.Time {
 	return b.until.Add(time.Duration(more * float64(b.total)))
 }
 
-// bound returns the context of a unit with the planned end until. The context ends with
-// ErrOverBudget when Over is true, or, after the first measured unit, when the unit has taken twice
-// its time. A hanging unit does not use up the time of the others.
+// bound returns the context of a unit whose planned end is until. The context ends with
+// ErrOverBudget when Over is true, or, after the first unit, when the unit has taken twice its
+// planned time. A hanging unit thus does not use up the time of the others.
 func (b *Budget) bound(ctx context.Context, until time.Time) (context.Context, context.CancelFunc) {
 	if b.total == 0 {
 		return context.WithCancel(ctx)
@@ -159,10 +160,10 @@ func (b *Budget) bound(ctx context.Context, until time.Time) (context.Context, c
 	return context.WithTimeoutCause(ctx, end.Sub(b.start), ErrOverBudget)
 }
 
-// Outcome returns the result of a run that ended with err. If ctx ended after something was
-// measured, it sets *incomplete and returns the report with the error. Other errors return no
-// report. The error starts with what, and includes the cause of ctx. b is nil before the budget
-// exists.
+// Outcome returns the result of a run that ended with err. If ctx ended after at least one
+// measurement, it sets *incomplete and returns the report with the error. For other errors it
+// returns no report. The error begins with what and includes the cause of ctx. b is nil before the
+// budget was created.
 func Outcome[R any](ctx context.Context, b *Budget, rep *R, incomplete *string, what string, err error) (*R, error) {
 	if err == nil {
 		return rep, nil
@@ -178,25 +179,26 @@ func Outcome[R any](ctx context.Context, b *Budget, rep *R, incomplete *string, 
 	return rep, err
 }
 
-// Over reports whether the current unit should be stopped because the part exceeded its time.
+// Over reports whether the current unit must be stopped because the part has exceeded its time.
 func (b *Budget) Over() bool {
 	return b.total > 0 && b.now().After(b.limit())
 }
 
-// Least returns the expected duration of the run if each remaining unit takes as long as the
+// Least returns the expected duration of the run if the remaining units take as long as the
 // completed ones.
 func (b *Budget) Least() time.Duration {
 	return b.start.Sub(b.begin) + b.reserve + portion(b.took, b.left, b.done)
 }
 
-// TooShort returns the error of a run that measured nothing in its time.
+// TooShort returns the error for a run that has measured nothing within its budget.
 func (b *Budget) TooShort() error {
 	spent := b.now().Sub(b.begin)
 	return fmt.Errorf("the budget of %v was used up before the first measurement, which took %v: allow %v or more: %w",
 		b.total, spent.Round(time.Millisecond), max(2*spent, b.total).Round(time.Second)+time.Second, errdefs.ErrInvalid)
 }
 
-// Notice returns a message if not all units will fit, or "". It needs completed units.
+// Notice returns a message if not all units will fit, otherwise "". At least one unit must have
+// completed.
 func (b *Budget) Notice(what string) string {
 	if b.total == 0 || b.done == 0 || b.part == 0 {
 		return ""
@@ -209,8 +211,8 @@ func (b *Budget) Notice(what string) string {
 		b.total, b.done+max(fit, 0), b.done+b.part, what, b.Least().Round(time.Second))
 }
 
-// Spread returns the numbers below n in an order whose first elements are far apart, starting in
-// the middle. Runs that are too short measure the first elements.
+// Spread returns the numbers below n in an order in which the first elements are far apart. A run
+// that is too short for all of them measures the first ones.
 func Spread(n int) []int {
 	width := bits.Len(uint(max(n-1, 0)))
 	order := make([]int, 0, n)

@@ -10,22 +10,24 @@ import (
 	"github.com/kvlane/kvlane/stream"
 )
 
-// Channel copies batches by a NIC without a stream, one set at a time. It measures the NIC itself.
+// Channel copies batches with a NIC directly, without a stream. It measures the NIC itself. Only
+// one Move may be in progress.
 type Channel interface {
-	// Move submits all batches, which are lists of extents, and waits for them. posted is the end
-	// of the submission. After an error the memory may be in use until the channel is closed.
+	// Move submits all batches, which must be lists of extents, and waits for them. posted is the
+	// time at which the submission was complete. After an error the memory may be in use until the
+	// channel is closed.
 	Move(ctx context.Context, batches []mem.Batch) (posted time.Time, err error)
-	// Path returns the path of the batches.
+	// Path returns the path that reports show for the batches.
 	Path() stream.Path
-	// Close frees the channel when nothing uses its memory.
+	// Close closes the channel when its memory is no longer in use.
 	Close(ctx context.Context) error
 }
 
-// ChannelOpener opens a channel for NICChannel or NICSoftChannel. An error that wraps
-// ErrNotSupported leaves the contender out of the run, and its reason is in the report.
+// ChannelOpener opens a channel for NICChannel or NICSoftChannel. If the error wraps
+// ErrNotSupported, the contender is skipped and the report has the reason.
 type ChannelOpener func(c Contender) (Channel, error)
 
-// channelMover copies by a channel.
+// channelMover copies with a Channel.
 type channelMover struct{ Channel }
 
 func (m channelMover) move(ctx context.Context, batches []mem.Batch) (time.Time, error) {

@@ -11,31 +11,32 @@ import (
 	"github.com/kvlane/kvlane/internal/present"
 )
 
-// Change is the difference of a point between two reports.
+// Change is the difference of a point in two reports.
 type Change struct {
 	Path string
 	Cell
 	Direction Direction
 	Layout    Layout
 	Old, New  float64 // GB/s
-	// Share is New/Old - 1. Noise is the share that may be chance: the larger of the argument of
-	// Compare and the sum of both points' quartile ranges, each halved and divided by its median.
+	// Share is New/Old - 1. A smaller absolute Share than Noise may be chance. Noise is the larger
+	// of Compare's argument and the sum of half the interquartile ranges of both points, each
+	// relative to its median.
 	Share, Noise float64
 }
 
-// Real reports whether the change is more than noise.
+// Real reports whether the change exceeds the noise.
 func (c *Change) Real() bool { return c.Share > c.Noise || -c.Share > c.Noise }
 
-// Comparison is the difference of a report from an earlier one.
+// Comparison is the difference between a report and an earlier one.
 type Comparison struct {
-	Notes   []string // reasons for which the two may not be comparable
-	Changes []Change // of points in both reports, worst first
+	Notes   []string // reasons for which the reports may not be comparable
+	Changes []Change // changes of points in both reports, worst first
 	Gone    int      // points only in the earlier report
 	Added   int      // points only in the later report
 }
 
-// Compare compares the points of a report with those of an earlier one. Changes by less than noise
-// are chance.
+// Compare compares the points of a report with those of an earlier one. noise is the minimum
+// relative change that is significant.
 func (r *Report) Compare(earlier *Report, noise float64) *Comparison {
 	c := new(Comparison)
 	differ := func(what, was, is string) {
@@ -98,7 +99,7 @@ func (p *Point) spread() float64 {
 	return (p.HighGBps - p.LowGBps) / 2 / p.GBps
 }
 
-// Worse returns the number of points that became slower by more than share, beyond noise.
+// Worse returns the number of points that became slower by more than share and more than the noise.
 func (c *Comparison) Worse(share float64) int {
 	n := 0
 	for i := range c.Changes {
@@ -109,7 +110,8 @@ func (c *Comparison) Worse(share float64) int {
 	return n
 }
 
-// Unjudged returns a message about points of the earlier run without a counterpart, or "".
+// Unjudged returns a message about points of the earlier report that are missing in this one, or
+// "".
 func (c *Comparison) Unjudged() string {
 	if c.Gone == 0 {
 		return ""
@@ -117,7 +119,7 @@ func (c *Comparison) Unjudged() string {
 	return fmt.Sprintf("%[2]d of %[1]d points of the earlier run were not measured, so not compared", c.Gone+len(c.Changes), c.Gone)
 }
 
-// WriteText writes the changes beyond noise, and the number of the others.
+// WriteText writes the significant changes and the number of other points.
 func (c *Comparison) WriteText(w io.Writer) error {
 	slower, faster := 0, 0
 	for i := range c.Changes {

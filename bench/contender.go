@@ -8,10 +8,10 @@ import (
 	"github.com/kvlane/kvlane/stream"
 )
 
-// Policy is the goal of a stream that chooses its paths.
+// Policy is the goal by which a stream chooses paths.
 type Policy string
 
-// The policies have the names of the planner's goals.
+// Policies. The names are those of the planner.
 const (
 	Throughput Policy = "throughput"
 	Latency    Policy = "latency"
@@ -19,40 +19,41 @@ const (
 	Background Policy = "background"
 )
 
-// Baseline is a way to copy without a stream: calls of the device's queue, or requests on a NIC's
-// queue pair.
+// Baseline is a method to copy without a stream: with calls of the device's queue, or with requests
+// on a NIC's queue pair.
 type Baseline string
 
-// The baselines.
+// Baselines.
 const (
 	NoBaseline  Baseline = ""
 	OneCopyEach Baseline = "one-copy-each" // Queue.Copy for each block
-	// BatchCopier.CopyBatch for DriverBatchCopies blocks (cuMemcpyBatchAsync)
+	// DriverBatch calls BatchCopier.CopyBatch (cuMemcpyBatchAsync) for DriverBatchCopies blocks at
+	// a time.
 	DriverBatch Baseline = "driver-batch"
 
 	NICChannel     Baseline = "nic-channel"      // requests on the queue pair of a NIC
-	NICSoftChannel Baseline = "nic-soft-channel" // the same with a NIC in software
+	NICSoftChannel Baseline = "nic-soft-channel" // requests on the queue pair of a software NIC
 )
 
 // DriverBatchCopies is the number of copies in one call of DriverBatch. The device copies while the
-// driver processes the next call. One call for tens of thousands of copies takes up to four times
-// as long.
+// driver processes the next call. One call for tens of thousands of copies would take up to four
+// times as long.
 const DriverBatchCopies = 256
 
-// Contender is a way to copy that is measured.
+// Contender is a method of copying to measure.
 type Contender struct {
-	// Path is forced for all batches. With PathNone the stream chooses, under Policy.
+	// Path is the path for all batches. With PathNone the stream chooses paths by Policy.
 	Path   stream.Path
 	Policy Policy
-	// Baseline copies without a stream if set. The other fields are then ignored.
+	// Baseline copies without a stream. If it is set, the other fields are ignored.
 	Baseline Baseline
 }
 
-// Auto is the name of the stream's own choice. The names of policies other than throughput follow
-// after a colon.
+// Auto is the name of contenders with automatic choice of paths. For policies other than
+// throughput, a colon and the policy follow.
 const Auto = "auto"
 
-// Name returns the name in flags and reports.
+// Name returns the name for flags and reports.
 func (c Contender) Name() string {
 	switch {
 	case c.Baseline != NoBaseline:
@@ -68,19 +69,19 @@ func (c Contender) Name() string {
 // Chooses reports whether the stream chooses the path of each batch.
 func (c Contender) Chooses() bool { return c.Baseline == NoBaseline && c.Path == stream.PathNone }
 
-// NIC reports whether the contender copies by an RDMA NIC, in hardware or software.
+// NIC reports whether the contender copies with an RDMA NIC, hardware or software.
 func (c Contender) NIC() bool {
 	return c.Baseline == NICChannel || c.Baseline == NoBaseline && c.Path == stream.PathNIC || c.Soft()
 }
 
-// Soft reports whether the contender copies by a NIC in software. Its figures are separate, because
-// they do not describe a NIC.
+// Soft reports whether the contender copies with a software NIC. Its results are reported
+// separately, because they do not describe a NIC.
 func (c Contender) Soft() bool {
 	return c.Baseline == NICSoftChannel || c.Baseline == NoBaseline && c.Path == stream.PathNICSoft
 }
 
-// Contenders returns all contenders: the baselines, every path of package stream between host
-// memory and a device, and the stream's own choice under each policy.
+// Contenders returns all contenders: the baselines, every path between host memory and a device,
+// and automatic choice under each policy.
 func Contenders() []Contender {
 	all := []Contender{{Baseline: OneCopyEach}, {Baseline: DriverBatch}, {Baseline: NICChannel}, {Baseline: NICSoftChannel}}
 	for _, p := range stream.Paths(stream.MovedByDevice, stream.MovedByNIC) {
@@ -92,12 +93,12 @@ func Contenders() []Contender {
 	return all
 }
 
-// PeerContenders returns the contenders between two devices.
+// PeerContenders returns the contenders for copies between two devices.
 func PeerContenders() []Contender {
 	return []Contender{{Baseline: OneCopyEach}, {Path: stream.PathCopyEngine}, {Path: stream.PathKernel}, {Policy: Throughput}}
 }
 
-// ParseContender returns the contender with a name, of those between host and device.
+// ParseContender returns the contender with a name, among those between host and device.
 func ParseContender(name string) (Contender, error) {
 	all := Contenders()
 	names := make([]string, len(all))
@@ -109,8 +110,8 @@ func ParseContender(name string) (Contender, error) {
 	return Contender{}, fmt.Errorf("unknown path %q: must be one of %s: %w", name, strings.Join(names, ", "), errdefs.ErrInvalid)
 }
 
-// defaultContenders returns all contenders except the policies that give up bandwidth. It includes
-// the NICs of the machine, or NICs in software if soft is set.
+// defaultContenders returns all contenders except policies that trade bandwidth for latency. It
+// includes contenders with hardware NICs, or with software NICs if soft is true.
 func defaultContenders(soft bool) []Contender {
 	var list []Contender
 	for _, c := range Contenders() {

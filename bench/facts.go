@@ -8,23 +8,23 @@ import (
 	"github.com/kvlane/kvlane/device"
 )
 
-// Usage is the resources that the process has used.
+// Usage is the resource usage of the process.
 type Usage struct {
-	CPU    time.Duration // of all processors
-	Allocs uint64        // allocated heap objects
+	CPU    time.Duration // CPU time on all processors
+	Allocs uint64        // number of allocated heap objects
 }
 
-// UsageNow returns the usage of the process. Counting objects stops the process for some
-// microseconds, which Since does not include in the CPU time.
+// UsageNow returns the current resource usage of the process. Counting objects stops the process
+// for some microseconds; Since does not include this in the CPU time.
 func UsageNow() Usage {
 	n := mallocs()
 	return Usage{CPU: cpuTime(), Allocs: n}
 }
 
-// Since returns the usage since u.
+// Since returns the usage since u was taken.
 func (u Usage) Since() Usage { return Usage{CPU: cpuTime() - u.CPU, Allocs: mallocs() - u.Allocs} }
 
-// NewFacts returns the facts of a run that begins now on a device, without the command.
+// NewFacts returns the facts of a run on a device that begins now. It does not set Command.
 func NewFacts(i device.Info, began time.Time) Facts {
 	return Facts{
 		Device: i.Name, UUID: i.UUID, Driver: i.Driver, DriverVersion: i.DriverVersion, Simulated: simulated(i), PCI: i.PCI,

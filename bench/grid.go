@@ -19,16 +19,16 @@ var (
 	fullCounts    = []int{1, 10, 100, 1000, 10_000, MaxCount}
 )
 
-// latencySize is the block size whose latency is reported by count.
+// latencySize is the block size for which latencies are reported by count.
 const latencySize = 4 << 10
 
-// slotSizes are typical sizes of the pieces of a page.
+// slotSizes are typical sizes of pieces of a page.
 var slotSizes = []int64{4 << 10, 8 << 10}
 
-// most returns the largest number of blocks of a size in a repetition.
+// most returns the maximum number of blocks of a size in a repetition.
 func (o *Options) most(size int64) int { return max(1, int(min(o.Bytes/size, MaxCount))) }
 
-// largest returns the largest block size between host and device.
+// largest returns the largest block size of the cells.
 func (o *Options) largest() int64 {
 	var largest int64
 	for _, c := range o.cells() {
@@ -37,10 +37,10 @@ func (o *Options) largest() int64 {
 	return largest
 }
 
-// hostBytes returns the bytes of pinned memory at each end of the copies.
+// hostBytes returns the length of the pinned source and of the pinned destination.
 func (o *Options) hostBytes() int64 { return max(o.Bytes, o.ReferenceBytes) }
 
-// groups returns the places between host and device. Those of a cell are adjacent.
+// groups returns the places between host and device. Places of the same cell are adjacent.
 func (o *Options) groups() []place {
 	var all []place
 	for _, c := range o.cells() {
@@ -62,7 +62,7 @@ func (o *Options) groups() []place {
 	return all
 }
 
-// row returns the number of contiguous blocks on the far side.
+// row returns the number of blocks that are contiguous in a row on the host side.
 func (o *Options) row(l Layout, size int64) int {
 	if l != HostSlots || o.SlotBytes%size != 0 {
 		return 1
@@ -70,7 +70,7 @@ func (o *Options) row(l Layout, size int64) int {
 	return int(o.SlotBytes / size)
 }
 
-// cells returns the cells of at most o.Bytes, by size and count.
+// cells returns the cells of at most o.Bytes, sorted by size and count.
 func (o *Options) cells() []Cell {
 	var list []Cell
 	add := func(size int64, counts ...int) {
@@ -108,7 +108,7 @@ func (o *Options) cells() []Cell {
 	return slices.Compact(list)
 }
 
-// compareCells orders by size, then by count.
+// compareCells compares by size, then by count.
 func compareCells(a, b Cell) int {
 	return cmp.Or(cmp.Compare(a.Size, b.Size), cmp.Compare(a.Count, b.Count))
 }

@@ -14,18 +14,19 @@ import (
 // rounds is the number of rounds of a group.
 const rounds = 3
 
-// Limits of a point whose repetitions the budget decides.
+// Limits of points whose number of repetitions depends on the budget.
 const (
-	probeBlocks = 512 // blocks of the probe of a larger point
+	probeBlocks = 512 // maximum number of blocks of a probe
 	probeBytes  = 16 << 20
-	// A repetition should take at most 1/parts of the time of its point, or minRep. Contenders that
-	// take slowFactor times as long as the fastest move fewer blocks.
+	// A repetition should take at most 1/parts of its point's time, or minRep. Contenders that take
+	// slowFactor times as long as the fastest copy fewer blocks.
 	parts      = minReps + rounds + 2
 	minRep     = 2 * time.Millisecond
 	slowFactor = 2
 )
 
-// place is a cell in one direction and host arrangement. A group measures one place.
+// place is a cell with a direction and an arrangement of the host memory. A group measures one
+// place.
 type place struct {
 	Cell
 	dir    Direction
@@ -37,38 +38,38 @@ func (p place) String() string {
 	return fmt.Sprintf("%d x %s, %s, %s", p.Count, BytesText(p.Size), p.dir, p.layout)
 }
 
-// entrant is a contender in a group.
+// entrant is a contender in a group, with its movers and measurements.
 type entrant struct {
 	who     Contender
 	form    Form
 	movers  []mover
-	crew    *crew
+	runner  *planRunner
 	samples *samples
 }
 
 // group measures contenders at one place in interleaved rounds, with a large copy between rounds. A
-// disturbance affects all contenders, and C.
+// disturbance then affects all contenders and the large copies.
 type group struct {
 	b        *bench
 	at       place
 	entrants []*entrant
-	most     int // blocks of a batch
+	most     int // maximum number of blocks in a batch
 	until    time.Time
 	large    []float64
 }
 
-// measure returns the entrants' points.
+// measure returns the points of the entrants.
 func (g *group) measure(ctx context.Context) ([]Point, error) {
 	b := g.b
 	for _, e := range g.entrants {
-		e.crew = newCrew(ctx, e.movers, g.plans(e))
-		defer e.crew.dismiss()
+		e.runner = newPlanRunner(ctx, e.movers, g.plans(e))
+		defer e.runner.stop()
 	}
 	if err := g.fit(ctx); err != nil {
 		return nil, err
 	}
 	runtime.GC()
-	remaining := rounds * len(g.entrants) // remaining
+	remaining := rounds * len(g.entrants) // number of remaining rounds of all entrants
 	for round := range rounds {
 		if b.budget.Over() {
 			return nil, ErrOverBudget
@@ -97,7 +98,7 @@ func (g *group) measure(ctx context.Context) ([]Point, error) {
 	return points, nil
 }
 
-// entrantError is the failure of one contender.
+// entrantError is the error of one contender.
 type entrantError struct {
 	who Contender
 	err error
@@ -112,14 +113,14 @@ func (g *group) reference(ctx context.Context) error {
 	return err
 }
 
-// plans returns the plan of one direction, or those of both.
+// plans returns the plan of one direction, or the plans of both.
 func (g *group) plans(e *entrant) []*plan {
 	ways := []Direction{g.at.dir}
 	if g.at.dir == Both {
 		ways = []Direction{ToDevice, ToHost}
 	}
 	form := e.form
-	if e.who.Baseline != NoBaseline { // calls of a queue take only extents
+	if e.who.Baseline != NoBaseline { // calls of a queue support extents only
 		form = Lists
 	}
 	plans := make([]*plan, 0, len(ways))
@@ -131,28 +132,28 @@ func (g *group) plans(e *entrant) []*plan {
 
 // once runs one repetition.
 func (e *entrant) once(ctx context.Context, b *bench) (took, prep time.Duration, err error) {
-	for _, p := range e.crew.plans {
+	for _, p := range e.runner.plans {
 		p.Draw(b.rng)
 	}
 	start := time.Now()
-	for _, p := range e.crew.plans {
+	for _, p := range e.runner.plans {
 		p.Write()
 	}
 	prep = time.Since(start)
-	took, err = e.crew.move(ctx)
+	took, err = e.runner.move(ctx)
 	return took, prep, err
 }
 
 // resize sets the number of blocks of a repetition.
 func (e *entrant) resize(n int) {
-	for _, p := range e.crew.plans {
+	for _, p := range e.runner.plans {
 		p.Resize(n)
 	}
 }
 
-// fit reduces the blocks of the group if even the fastest contender would take too long for all of
-// them. Contenders that are far slower move fewer blocks. All others move as many as the fastest,
-// so that they can be compared.
+// fit reduces the number of blocks if even the fastest contender would take too long. Contenders
+// that are far slower get fewer blocks. All others get as many as the fastest, so that they are
+// comparable.
 func (g *group) fit(ctx context.Context) error {
 	probe := min(probeBlocks, max(1, int(probeBytes/g.at.Size)))
 	if g.b.o.Reps > 0 || g.at.Count <= probe {
@@ -163,7 +164,7 @@ func (g *group) fit(ctx context.Context) error {
 	for i, e := range g.entrants {
 		e.resize(probe)
 		least := time.Duration(math.MaxInt64)
-		// Two probes: the first may load or start something.
+		// Probe twice, because the first run may load or start something.
 		for range 2 {
 			if g.b.budget.Over() {
 				return ErrOverBudget
@@ -188,15 +189,16 @@ func (g *group) fit(ctx context.Context) error {
 	return nil
 }
 
-// measureRound runs the repetitions of a contender in one round, within its part of the time of the
-// remaining rounds, this one included. The first repetition does not count: it starts an idle
-// contender, or waits for work that the previous one left.
+// measureRound runs the repetitions of a contender in one round. left is the number of remaining
+// rounds including this one; the round gets the corresponding share of the remaining time. The
+// first repetition is not counted, because it starts an idle contender or waits for work that the
+// previous one left.
 func (g *group) measureRound(ctx context.Context, e *entrant, round, left int) error {
 	b := g.b
 	now := b.o.clock()
 	until := now.Add(g.until.Sub(now) / time.Duration(left))
 	if round == 0 {
-		if err := b.rig.poison(ctx, e.crew.plans...); err != nil {
+		if err := b.rig.poison(ctx, e.runner.plans...); err != nil {
 			return err
 		}
 	}
@@ -209,7 +211,7 @@ func (g *group) measureRound(ctx context.Context, e *entrant, round, left int) e
 		least = reps
 	}
 	if round == 0 {
-		if err := b.check(ctx, e.crew.plans); err != nil {
+		if err := b.check(ctx, e.runner.plans); err != nil {
 			return err
 		}
 		e.samples = newSamples(max(b.o.Reps, maxReps))
@@ -223,11 +225,11 @@ func (g *group) measureRound(ctx context.Context, e *entrant, round, left int) e
 		if err != nil {
 			return err
 		}
-		e.samples.add(e.crew, took, prep)
+		e.samples.add(e.runner, took, prep)
 	}
 	e.samples.end()
 	if round == rounds-1 {
-		return b.check(ctx, e.crew.plans)
+		return b.check(ctx, e.runner.plans)
 	}
 	return nil
 }

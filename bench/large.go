@@ -8,16 +8,16 @@ import (
 	"github.com/kvlane/kvlane/stream/copy/measure"
 )
 
-// large is the one large copy, C, the reference of all points.
+// large makes the large copies C, with which all points are compared.
 type large struct {
 	rig     *rig
 	movers  []mover
 	in, out *plan
-	samples map[Direction][]float64 // GB/s
+	samples map[Direction][]float64 // rates in GB/s
 }
 
-// newLarge opens two queues and makes one copy in each direction. The copies are checked and do not
-// count.
+// newLarge opens two queues and makes one copy in each direction. These copies are verified and not
+// counted.
 func (b *bench) newLarge(ctx context.Context, bytes int64) (*large, error) {
 	l := &large{rig: b.rig, samples: make(map[Direction][]float64)}
 	for range 2 {
@@ -46,13 +46,13 @@ func (b *bench) newLarge(ctx context.Context, bytes int64) (*large, error) {
 
 func (l *large) copy(ctx context.Context, dir Direction) (gbps float64, err error) {
 	plans := map[Direction][]*plan{ToDevice: {l.in}, ToHost: {l.out}, Both: {l.in, l.out}}[dir]
-	crew := newCrew(ctx, l.movers, plans)
-	defer crew.dismiss()
-	took, err := crew.move(ctx)
-	return GBps(crew.bytes(), took), err
+	runner := newPlanRunner(ctx, l.movers, plans)
+	defer runner.stop()
+	took, err := runner.move(ctx)
+	return GBps(runner.bytes(), took), err
 }
 
-// sample makes a copy that counts, and returns its rate.
+// sample makes a counted copy and returns its rate.
 func (l *large) sample(ctx context.Context, dir Direction) (float64, error) {
 	gbps, err := l.copy(ctx, dir)
 	if err != nil {
@@ -68,7 +68,7 @@ func (l *large) rates(dir Direction) Rate {
 	return Rate{GBps: measure.Median(v), Low: measure.Quantile(v, 0.05), High: measure.Quantile(v, 0.95), Samples: len(v)}
 }
 
-// GBps returns the rate in 1e9 bytes per second.
+// GBps returns the rate in units of 1e9 bytes per second.
 func GBps(bytes int64, took time.Duration) float64 {
 	return float64(bytes) / float64(max(took.Nanoseconds(), 1))
 }

@@ -13,20 +13,20 @@ import (
 	"github.com/kvlane/kvlane/stream/copy/measure"
 )
 
-// mover copies batches, one set at a time. Its rig closes it.
+// mover copies batches, one set at a time. The rig closes it.
 type mover interface {
-	// move submits all batches and waits for them. posted is the end of the submission. After an
-	// error the memory may be in use until the mover is closed.
+	// move submits all batches and waits for them. posted is the time at which the submission was
+	// complete. After an error the memory may be in use until the mover is closed.
 	move(ctx context.Context, batches []mem.Batch) (posted time.Time, err error)
-	// last returns the outcome of the last batches.
+	// last returns the outcome of the last call of move.
 	last() outcome
 }
 
-// outcome is the result of batches.
+// outcome is the result of a set of batches.
 type outcome struct {
-	path      stream.Path   // of the last batch
-	predicted time.Duration // sum
-	summed    bool          // all batches have their checksums
+	path      stream.Path   // path of the last batch
+	predicted time.Duration // sum of the predicted times
+	summed    bool          // checksums of all batches were computed
 }
 
 // openMover opens the mover of a contender.
@@ -61,10 +61,10 @@ func (b *bench) openMover(c Contender) (mover, error) {
 	return nil, fmt.Errorf("unknown baseline %q: %w", c.Baseline, errdefs.ErrInvalid)
 }
 
-// streamMover copies by a stream.
+// streamMover copies with a stream.
 type streamMover struct {
 	s       stream.Stream
-	jobs    []measure.Job // of the last move
+	jobs    []measure.Job // jobs of the last move
 	tickets []*stream.Ticket
 }
 
@@ -90,10 +90,10 @@ func (m *streamMover) last() outcome {
 	return o
 }
 
-// queueMover copies the extents of batches by calls of a device's queue.
+// queueMover copies extents with calls of a device's queue.
 type queueMover struct {
 	q       device.Queue
-	batcher device.BatchCopier // nil: one call per copy
+	batcher device.BatchCopier // nil: one call for each copy
 	path    stream.Path
 }
 
@@ -132,21 +132,21 @@ func (m *queueMover) post(b *mem.Batch) error {
 
 func (m *queueMover) last() outcome { return outcome{path: m.path} }
 
-// crew moves the batches of one plan, or of two at once.
-type crew struct {
+// planRunner runs the batches of one plan, or of two plans concurrently.
+type planRunner struct {
 	movers []mover
 	plans  []*plan
-	post   time.Duration // duration of the first mover's submission
+	post   time.Duration // duration of the submission by the first mover
 
-	// The second mover has a goroutine of its own, so that the submission of one batch does not
-	// delay the other.
+	// The second mover has its own goroutine, so that the submission of one batch does not delay
+	// the other.
 	begin chan struct{}
 	ended chan error
 }
 
-// newCrew takes one mover for each plan.
-func newCrew(ctx context.Context, movers []mover, plans []*plan) *crew {
-	c := &crew{movers: movers[:len(plans)], plans: plans}
+// newPlanRunner returns a planRunner with one mover for each plan.
+func newPlanRunner(ctx context.Context, movers []mover, plans []*plan) *planRunner {
+	c := &planRunner{movers: movers[:len(plans)], plans: plans}
 	if len(plans) > 1 {
 		c.begin, c.ended = make(chan struct{}), make(chan error)
 		go func() {
@@ -160,17 +160,17 @@ func newCrew(ctx context.Context, movers []mover, plans []*plan) *crew {
 	return c
 }
 
-// dismiss stops the goroutine and waits for it.
-func (c *crew) dismiss() {
+// stop stops the goroutine and waits for it.
+func (c *planRunner) stop() {
 	if c.begin != nil {
 		close(c.begin)
-		for range c.ended { // closed by the goroutine
+		for range c.ended { // the goroutine closes it
 		}
 	}
 }
 
-// move moves all batches and returns the duration.
-func (c *crew) move(ctx context.Context) (time.Duration, error) {
+// move runs all batches and returns the duration.
+func (c *planRunner) move(ctx context.Context) (time.Duration, error) {
 	start := time.Now()
 	if c.begin != nil {
 		c.begin <- struct{}{}
@@ -183,7 +183,7 @@ func (c *crew) move(ctx context.Context) (time.Duration, error) {
 	return time.Since(start), err
 }
 
-func (c *crew) bytes() int64 {
+func (c *planRunner) bytes() int64 {
 	var n int64
 	for _, p := range c.plans {
 		n += p.Bytes()

@@ -13,74 +13,74 @@ import (
 	"github.com/kvlane/kvlane/stream/copy/measure"
 )
 
-// Opener opens a stream on the measured device for a contender that is no baseline. An error that
-// wraps ErrNotSupported leaves the contender out of the run, and its reason is in the report.
+// Opener opens a stream on the measured device for a contender that is not a baseline. If the error
+// wraps ErrNotSupported, the contender is skipped and the report has the reason.
 type Opener func(c Contender) (stream.Stream, error)
 
-// Options configure a run. Zero values are the defaults, which are smaller for the simulated
+// Options are the options of a run. Zero values have defaults, which are smaller for the simulated
 // device.
 type Options struct {
-	// Sizes are block sizes in bytes and Counts numbers of blocks. The cells are their product,
-	// without cells of more than Bytes. Sizes without counts have one cell each, as large as Bytes
-	// and MaxCount allow. Without both the cells are a default grid of sizes, and of counts at 4
-	// KiB. Full selects the whole table.
+	// Sizes are block sizes in bytes. Counts are numbers of blocks. The cells are all combinations
+	// with at most Bytes bytes. Sizes without Counts have one cell each, with as many blocks as
+	// Bytes and MaxCount permit. Without both there is a default grid of sizes, and of counts for 4
+	// KiB. Full selects a larger grid.
 	Sizes  []int64
 	Counts []int
 	Full   bool
-	// Bytes is the maximum of a repetition in each direction. Default 512 MiB, with Full 4 GiB
-	// (simulated: 4 MiB).
+	// Bytes is the maximum number of bytes of a repetition in each direction. Default 512 MiB, with
+	// Full 4 GiB (simulated: 4 MiB).
 	Bytes int64
-	// BatchBlocks is the maximum number of blocks of a batch. A larger cell is several batches,
-	// submitted without waiting and timed together. Default 32768.
+	// BatchBlocks is the maximum number of blocks in a batch. A larger cell is submitted as several
+	// batches without waiting, which are timed together. Default 32768.
 	BatchBlocks int
-	// PoolBytes is the device memory over which blocks are scattered. Twice as much is allocated.
-	// Default 2 GiB (simulated: 64 MiB), or Bytes if that is more.
+	// PoolBytes is the length of the device memory over which blocks are scattered. Twice as much
+	// is allocated. Default 2 GiB (simulated: 64 MiB), or Bytes if that is more.
 	PoolBytes int64
-	// ReferenceBytes is the length of the one large copy. Default 256 MiB (simulated: 4 MiB).
+	// ReferenceBytes is the length of a large copy. Default 256 MiB (simulated: 4 MiB).
 	ReferenceBytes int64
-	// Reps is the number of repetitions of a point. Zero divides Budget among the points: at least
-	// 6 repetitions each, and fewer blocks for contenders that are far slower than others.
+	// Reps is the number of repetitions of a point. Zero: as many as the budget permits, at least
+	// 6, with fewer blocks for contenders that are far slower than others.
 	Reps int
-	// Budget is the duration of the run including its set-up, counted from Began (zero: the call of
-	// Run). Points that do not fit are left out and named. The first measured points are far apart
-	// in the grid. Default 2 minutes, with Full 8 (simulated: 30 s), and more with Peer.
-	// With Reps there is no limit.
+	// Budget is the duration of the run including its setup, counted from Began (zero: the call of
+	// Run). Points that do not fit are skipped and listed in the report. The first measured points
+	// are far apart in the grid. Default 2 minutes, with Full 8 (simulated: 30 s), and more with
+	// Peer. If Reps is set, there is no limit.
 	Budget time.Duration
 	Began  time.Time
-	// Contenders are compared at every cell. Default: all but the policies that give up bandwidth.
+	// Contenders are compared at every cell. Default: all except policies that trade bandwidth for
+	// latency.
 	Contenders []Contender
-	// SoftNIC includes NICs in software among the default contenders instead of the NICs of the
-	// machine.
+	// SoftNIC adds software NICs to the default contenders instead of hardware NICs.
 	SoftNIC bool
-	// OpenChannel opens NICChannel and NICSoftChannel; nil: they are not supported. Memory
-	// registers the memory for them and for streams over NICs; it may be nil.
+	// OpenChannel opens NICChannel and NICSoftChannel. Nil: they are not supported. Memory
+	// registers the memory for them and for streams over NICs. Optional.
 	OpenChannel ChannelOpener
 	Memory      measure.Memory
-	// Directions and Layouts (host arrangements) to measure. Default: all.
+	// Directions and Layouts are the directions and host arrangements to measure. Default: all.
 	Directions []Direction
 	Layouts    []Layout
-	// SlotBytes is the length of a slot of HostSlots. Default 256 KiB. Only block sizes that divide
-	// it are measured in this arrangement; of the default sizes those of 4 and 8 KiB.
+	// SlotBytes is the length of a slot with HostSlots. Default 256 KiB. Only block sizes that
+	// divide it are measured in this arrangement; of the default sizes, 4 and 8 KiB.
 	SlotBytes int64
-	// Form is the form of batches. Default Pages, as in engines. PagesSummed needs sizes of whole
-	// leaves, and limits the default grid to them.
+	// Form is the form of batches. Default Pages, as in engines. PagesSummed requires block sizes
+	// that are multiples of a leaf; the default grid is restricted to them.
 	Form Form
 	Seed uint64
 
-	// Peer is an optional second device. Streams of the first copy between the two. PeerBytes is
-	// the maximum of a repetition, PeerReferenceBytes the length of the one large copy. Twice the
-	// larger of the two is allocated on each device. Default 512 MiB and 1 GiB (simulated: 4 MiB
-	// each).
+	// Peer is an optional second device. Streams of the first device copy between the two.
+	// PeerBytes is the maximum number of bytes of a repetition, PeerReferenceBytes the length of a
+	// large copy. Twice the larger of the two is allocated on each device. Default 512 MiB and 1
+	// GiB (simulated: 4 MiB each).
 	Peer                          device.Device
 	PeerBytes, PeerReferenceBytes int64
-	PeerContenders                []Contender // default: the function of the same name
+	PeerContenders                []Contender // default: PeerContenders()
 
-	// Progress, if set, is called before every point. Notice, if set, is called if not all points
-	// will fit.
+	// Progress is called before every point. Notice is called if not all points will fit. Both are
+	// optional.
 	Progress func(done, total int, what string)
 	Notice   func(text string)
 
-	clock func() time.Time // of the budget; tests set it
+	clock func() time.Time // clock of the budget, for tests
 }
 
 // Limits of a point.
@@ -89,7 +89,7 @@ const (
 	MaxSize  = 16 << 20
 	MaxCount = 100_000
 
-	MaxPoolBytes = 1 << 43 // also for copies between devices
+	MaxPoolBytes = 1 << 43 // limit for copies between devices too
 	MaxReps      = 1 << 20
 
 	minReps = 6
@@ -139,7 +139,7 @@ func (o Options) withDefaults(i device.Info) Options {
 	return o
 }
 
-// defaultBudget adds the time of optional parts to that of the grid.
+// defaultBudget returns the budget for the grid plus the time for optional parts.
 func (o *Options) defaultBudget(grid time.Duration) time.Duration {
 	if o.Peer != nil {
 		grid += grid / 4
@@ -147,7 +147,7 @@ func (o *Options) defaultBudget(grid time.Duration) time.Duration {
 	return grid
 }
 
-// def sets a default.
+// def sets *v to the default if it is zero.
 func def[T comparable](v *T, to T) {
 	var zero T
 	if *v == zero {
@@ -155,13 +155,13 @@ func def[T comparable](v *T, to T) {
 	}
 }
 
-// Validate reports every problem of the options on a device, before anything is opened.
+// Validate reports all errors of the options for a device. It opens nothing.
 func (o Options) Validate(i device.Info) error {
 	o = o.withDefaults(i)
 	return o.validate()
 }
 
-// validate reports every problem. The defaults must be filled in.
+// validate reports all errors. Defaults must be set.
 func (o *Options) validate() error {
 	var errs []error
 	bad := func(format string, args ...any) {

@@ -7,14 +7,15 @@ import (
 	"github.com/kvlane/kvlane/internal/present"
 )
 
-// Head is the start of the text report of every benchmark.
+// Head is the beginning of the text report of every benchmark.
 type Head struct {
-	Incomplete string   // reason for an early end
-	Notes      []string // remarks about the figures
+	Incomplete string   // reason for which the run ended early
+	Notes      []string // remarks about the results
 	Missing    []Missing
 }
 
-// namedPlaces is the number of places that the text names for each reason. JSON has all.
+// namedPlaces is the maximum number of places that the text report lists for each reason. The JSON
+// report lists all.
 const namedPlaces = 6
 
 // LeftOut adds places that did not fit the budget.
@@ -24,7 +25,7 @@ func (h *Head) LeftOut(places []string, budgetSeconds float64) {
 	}
 }
 
-// Print writes the verdict, and the restrictions below it, each reason once.
+// Print writes the verdict and the restrictions. Each reason is printed once.
 func (h *Head) Print(p *present.Page, verdict string) {
 	mark := present.Good
 	if h.Incomplete != "" {
@@ -70,7 +71,7 @@ func (f *Facts) Rows(t *present.Table) {
 	}
 }
 
-// Text returns the rates of one large copy, by direction.
+// Text returns the rates of the large copies by direction.
 func (r *Reference) Text() string {
 	var parts []string
 	for _, d := range []Direction{ToDevice, ToHost, Both} {
@@ -81,7 +82,7 @@ func (r *Reference) Text() string {
 	return strings.Join(parts, ", ")
 }
 
-// DefineC adds one large copy to the legend.
+// DefineC adds the definition of C, the large copy, to the legend.
 func DefineC(p *present.Page, bytes int64) {
 	p.Define("C", fmt.Sprintf("one large copy, %s: the median GB/s of all (5th to 95th percentile); the %% of a point is of those between its own turns", BytesText(bytes)))
 	p.Define(string(ToDevice), directionTexts[ToDevice])

@@ -13,17 +13,18 @@ import (
 
 const (
 	wordBytes = 8
-	// The patterns of the two sources are far apart in the sequence of device.Mix64, so that words
-	// of a run differ except by accident. Word i of a source is Mix64(tag + i). This is the pattern
-	// of device.KernelPatternFill for a single plane whose page at byte off has the seed tag +
-	// off/8.
+	// The patterns of the two sources are far apart in the sequence of device.Mix64, so that their
+	// words differ with high probability. Word i of a source is Mix64(tag + i). This equals the
+	// pattern of device.KernelPatternFill for a single plane if the page at offset off has the seed
+	// tag + off/8.
 	farTag  = 1 << 60
 	nearTag = 1 << 61
 	poison  = 0xa5
 )
 
-// WritePattern fills b, whole words of 8 bytes, with the sequence of a tag from byte off on. Words
-// of sequences whose tags are far apart differ except by accident.
+// WritePattern fills b with the sequence of a tag, beginning with the word at offset off. The
+// length of b must be a multiple of 8. Sequences whose tags are far apart differ in all words with
+// high probability.
 func WritePattern(b []byte, tag uint64, off int64) {
 	word := tag + uint64(off)/wordBytes
 	for ; len(b) >= wordBytes; b = b[wordBytes:] {
@@ -32,8 +33,8 @@ func WritePattern(b []byte, tag uint64, off int64) {
 	}
 }
 
-// CheckPattern compares b with the bytes of WritePattern. ErrCorrupt names the first word that
-// differs.
+// CheckPattern compares b with the result of WritePattern. If they differ, it returns ErrCorrupt
+// with the first word that differs.
 func CheckPattern(b []byte, tag uint64, off int64) error {
 	word := tag + uint64(off)/wordBytes
 	for i := 0; i+wordBytes <= len(b); i += wordBytes {
@@ -45,7 +46,8 @@ func CheckPattern(b []byte, tag uint64, off int64) error {
 	return nil
 }
 
-// Parallel calls f for n elements in one part per processor, and returns the first error.
+// Parallel calls f for parts of n elements, one part for each processor, and returns the first
+// error.
 func Parallel(n int64, f func(from, to int64) error) error {
 	var g errgroup.Group
 	workers := int64(runtime.GOMAXPROCS(0))
@@ -61,7 +63,7 @@ func Parallel(n int64, f func(from, to int64) error) error {
 // span is a part of a region.
 type span struct{ Off, Len int64 }
 
-// chunks divides length bytes into parts of at most step bytes.
+// chunks yields consecutive spans of at most step bytes that cover length bytes.
 func chunks(length, step int64) func(yield func(span) bool) {
 	return func(yield func(span) bool) {
 		for off := int64(0); off < length; off += step {

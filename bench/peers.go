@@ -9,15 +9,14 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 )
 
-// peerSizes are the block sizes between two devices, and peerLayouts the arrangements of their
-// blocks.
+// peerSizes and peerLayouts are the block sizes and arrangements for copies between two devices.
 var (
 	peerSizes   = []int64{4 << 10, 16 << 10, 64 << 10, 1 << 20}
 	peerLayouts = []Layout{BothScattered, BothContiguous}
 )
 
-// PeerReport has the copies between two devices, by streams of the first. ToDevice pulls from the
-// memory of the second device, ToHost pushes to it.
+// PeerReport has the results of copies between two devices by streams of the first one. ToDevice
+// reads from the second device's memory, ToHost writes to it.
 type PeerReport struct {
 	Device    string    `json:"device"` // the second device
 	Reference Reference `json:"reference"`
@@ -39,7 +38,8 @@ func (o *Options) peerPlaces() []place {
 	return all
 }
 
-// peers measures copies between two devices. If they are no peers, the report has the reason.
+// peers measures copies between two devices. If the devices cannot access each other's memory, the
+// report has the reason.
 func (b *bench) peers(ctx context.Context) (err error) {
 	near, ok := b.dev.(device.Peerer)
 	err = fmt.Errorf("device %s does not support peers: %w", b.dev.Info().Name, errdefs.ErrNotSupported)
@@ -65,7 +65,7 @@ func (b *bench) peers(ctx context.Context) (err error) {
 	b.rep.Peers = p
 	defer func() { p.Reference = Reference{ToDevice: b.large.rates(ToDevice), ToHost: b.large.rates(ToHost)} }()
 	for len(places) > 0 {
-		n := min(len(places), 2*len(peerLayouts)) // of one size
+		n := min(len(places), 2*len(peerLayouts)) // places of one size
 		points, err := b.measure(ctx, places[:n], who, o.BatchBlocks)
 		p.Points = append(p.Points, points...)
 		if err != nil {

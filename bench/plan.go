@@ -8,27 +8,28 @@ import (
 // Direction is the direction of a copy.
 type Direction string
 
-// The directions.
+// Directions of copies.
 const (
 	ToDevice Direction = "h2d"
 	ToHost   Direction = "d2h"
-	Both     Direction = "both" // both at once, each by its own stream; figures are sums
+	// both directions concurrently, each with its own stream; results are sums
+	Both Direction = "both"
 )
 
-// Layout is an arrangement of blocks in memory. Blocks on the device are scattered except in
+// Layout is the arrangement of blocks in memory. Blocks on the device are scattered, except with
 // BothContiguous.
 type Layout string
 
-// hostLayouts are the arrangements between host and device.
+// hostLayouts are the arrangements for copies between host and device.
 var hostLayouts = []Layout{HostContiguous, HostScattered, HostSlots}
 
-// Arrangements of the host side, and of both sides between peers.
+// Arrangements of host memory, and of the memory of both devices.
 const (
 	HostContiguous Layout = "host contiguous"
 	HostScattered  Layout = "host scattered"
-	// HostSlots is the arrangement in a store: scattered slots that each hold the image of a block.
-	// The blocks of a point are pieces of its pages and contiguous in a slot. Paged batches have
-	// one plane for each piece of an image.
+	// HostSlots is the arrangement in a store: scattered slots, each with the image of a block. The
+	// blocks of a point are contiguous pieces of a slot. Paged batches have one plane for each
+	// piece of an image.
 	HostSlots      Layout = "host slots"
 	BothScattered  Layout = "both scattered"
 	BothContiguous Layout = "both contiguous"
@@ -37,23 +38,24 @@ const (
 // Form is the form of a batch.
 type Form string
 
-// The forms.
+// Forms of batches.
 const (
-	Lists       Form = "extents"              // a list of pairs of extents
-	Pages       Form = "pages"                // a list of page numbers: mem.Paged
-	PagesSummed Form = "pages with checksums" // the same with checksums: mem.Paged.Sums
+	Lists Form = "extents" // list of pairs of extents
+	Pages Form = "pages"   // list of page numbers: mem.Paged
+	// list of page numbers, with checksums: mem.Paged.Sums
+	PagesSummed Form = "pages with checksums"
 )
 
-// plan is the batches of a point in one direction.
+// plan is the list of batches of a point in one direction.
 type plan struct {
 	measure.Blocks
 	dir      Direction // ToDevice or ToHost
 	dst, src *side
-	dstSpan  int64 // length of the destination that may hold blocks
+	dstSpan  int64 // length of the part of the destination that contains blocks
 }
 
-// newPlan allocates the lists of a cell's blocks: the fewest batches of at most most blocks, of
-// about equal length.
+// newPlan allocates the lists for a cell: the fewest batches of at most most blocks, of similar
+// length.
 func (b *bench) newPlan(f Form, most int, c Cell, dir Direction, layout Layout) *plan {
 	p := &plan{dir: dir}
 	p.dst, p.src = b.rig.ends(dir)

@@ -10,13 +10,13 @@ import (
 	"github.com/kvlane/kvlane/stream/copy/measure"
 )
 
-// samples are the durations of a point's repetitions in microseconds.
+// samples are the durations of the repetitions of a point in microseconds.
 type samples struct {
 	all, prep, post, tx, predicted []float64
 	paths                          []stream.Path
-	rounds                         []int // index in all of the start of each round
+	rounds                         []int // index in all of the first repetition of each round
 
-	// Duration of all rounds, and the CPU time and allocated heap objects during them.
+	// Total duration of the rounds, and CPU time and allocated heap objects in them.
 	wall, cpu time.Duration
 	mallocs   uint64
 	started   time.Time
@@ -57,7 +57,7 @@ func mallocs() uint64 {
 	return m.Mallocs
 }
 
-func (s *samples) add(c *crew, took, prep time.Duration) {
+func (s *samples) add(c *planRunner, took, prep time.Duration) {
 	s.all = append(s.all, micros(took))
 	s.prep = append(s.prep, micros(prep))
 	post := micros(c.post)
@@ -68,9 +68,9 @@ func (s *samples) add(c *crew, took, prep time.Duration) {
 	s.paths = append(s.paths, done.path)
 }
 
-// point summarizes the samples of an entrant.
+// point returns the point with the results of an entrant.
 func (g *group) point(e *entrant) Point {
-	s, bytes, blocks := e.samples, e.crew.bytes(), e.crew.plans[0].Count
+	s, bytes, blocks := e.samples, e.runner.bytes(), e.runner.plans[0].Count
 	rates := make([]float64, len(s.all))
 	for i, us := range s.all {
 		rates[i] = float64(bytes) / max(us, 1e-3) / 1e3
@@ -93,7 +93,7 @@ func (g *group) point(e *entrant) Point {
 		LargeGBps:  measure.Median(g.large),
 		MeanMicros: all.mean, P50Micros: all.p50, P99Micros: all.p99,
 		PrepMicros: prep.mean, PrepP99Micros: prep.p99, PostMicros: post.mean, PostP50Micros: post.p50, PostP99Micros: post.p99,
-		TxMicros: tx.mean, TxP99Micros: tx.p99, Summed: e.crew.movers[0].last().summed,
+		TxMicros: tx.mean, TxP99Micros: tx.p99, Summed: e.runner.movers[0].last().summed,
 	}
 	if s.wall > 0 {
 		p.BusyCPUs = s.cpu.Seconds() / s.wall.Seconds()
@@ -101,7 +101,7 @@ func (g *group) point(e *entrant) Point {
 	if p.LargeGBps > 0 {
 		p.Share = p.GBps / p.LargeGBps
 	}
-	if moved := float64(len(s.all) * blocks * len(e.crew.plans)); moved > 0 {
+	if moved := float64(len(s.all) * blocks * len(e.runner.plans)); moved > 0 {
 		p.AllocsPerBlock = float64(s.mallocs) / moved
 	}
 	if e.who.Baseline == NoBaseline {

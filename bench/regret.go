@@ -7,28 +7,28 @@ import (
 	"github.com/kvlane/kvlane/stream/copy/measure"
 )
 
-// Regret compares the stream's own choice at one place with the best single path and with the
+// Regret compares the automatic choice of paths at one place with the best fixed path and with the
 // baselines.
 type Regret struct {
 	Cell
 	Direction Direction
 	Layout    Layout
 	Traveled  string
-	Best      string // the fastest forced path
-	Baseline  string // the faster baseline
-	// Lost is the share of Best's rate that the choice did not reach; it is negative if the choice
-	// was faster. Beaten is the same for Baseline. Both are medians over the rounds. Zero means no
-	// comparison.
+	Best      string // fastest fixed path
+	Baseline  string // faster of the baselines
+	// Lost is the relative difference between the rate of Best and the rate of the choice; it is
+	// negative if the choice was faster. Beaten is the same for Baseline. Both are medians over the
+	// rounds. Zero: not compared.
 	Lost, Beaten float64
-	// Predicted is the predicted time divided by the actual one, or zero.
+	// Predicted is the predicted time divided by the measured time, or zero.
 	Predicted float64
 }
 
-// Chance reports whether the choice was the best path itself. Lost is then the difference of two
-// measurements and the cost of choosing.
+// Chance reports whether the choice was the best path itself. Then Lost is only measurement noise
+// and the cost of choosing.
 func (r *Regret) Chance() bool { return r.Traveled == r.Best }
 
-// Regrets returns the comparison for every point of the stream's own choice.
+// Regrets returns the comparison for every point with automatic choice.
 func (r *Report) Regrets() []Regret {
 	best, base := make(map[place]*Point), make(map[place]*Point)
 	for i := range r.Points {
@@ -36,7 +36,7 @@ func (r *Report) Regrets() []Regret {
 		c, err := ParseContender(p.Path)
 		var m map[place]*Point
 		switch {
-		case err == nil && c.NIC(): // streams that choose have no NIC
+		case err == nil && c.NIC(): // automatic choice does not use NICs
 			continue
 		case p.Baseline:
 			m = base
@@ -72,7 +72,8 @@ func (r *Report) Regrets() []Regret {
 
 func (p *Point) place() place { return place{p.Cell, p.Direction, p.Layout} }
 
-// shortfall returns the share of other's rate that p does not reach.
+// shortfall returns the relative difference between the rates of other and p. It is positive if p
+// is slower.
 func (p *Point) shortfall(other *Point) float64 {
 	if len(p.RoundGBps) != len(other.RoundGBps) || slices.Contains(other.RoundGBps, 0) || len(p.RoundGBps) == 0 {
 		return 1 - p.GBps/other.GBps

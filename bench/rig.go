@@ -8,15 +8,15 @@ import (
 	"github.com/kvlane/kvlane/stream/copy/measure"
 )
 
-// rig is the memory between which blocks are copied.
+// rig has the memory between which blocks are copied.
 type rig struct {
 	measure.Rig
 	dev       device.Device // device of the measured streams and queues
-	near, far side          // device memory of dev, and the other end
+	near, far side          // device memory of dev, and the memory at the other side
 }
 
-// newRig allocates nearBytes of dev's memory twice, and farBytes of pinned memory or of the peer's
-// memory. Blocks have at most largest bytes.
+// newRig allocates twice nearBytes of dev's memory, and twice farBytes of pinned memory or of the
+// peer's memory. largest is the maximum block size.
 func newRig(ctx context.Context, dev, peer device.Device, nearBytes, farBytes, largest int64) (_ *rig, err error) {
 	r := &rig{dev: dev}
 	defer func() {
@@ -36,7 +36,7 @@ func newRig(ctx context.Context, dev, peer device.Device, nearBytes, farBytes, l
 	return r, err
 }
 
-// ends returns the destination and the source of blocks.
+// ends returns the destination and the source for a direction.
 func (r *rig) ends(dir Direction) (dst, src *side) {
 	if dir == ToDevice {
 		return &r.near, &r.far

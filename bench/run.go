@@ -14,10 +14,10 @@ import (
 	"github.com/kvlane/kvlane/stream/copy/measure"
 )
 
-// Run measures dev. It allocates twice PoolBytes of device memory and twice the longest transfer of
-// pinned memory, and frees both. It returns ErrCorrupt if wrong bytes arrived, ErrInvalid if the
-// budget ended before a point was measured, and the cause of ctx if that ended. In the last case it
-// also returns a report of the measured points, which is marked as incomplete.
+// Run measures dev. It allocates twice PoolBytes of device memory, and twice the longest transfer
+// of pinned memory. It returns ErrCorrupt if bytes are wrong, ErrInvalid if the budget ended before
+// a point was measured, and the cause of ctx if ctx ends. In the last case it also returns a report
+// of the measured points, marked as incomplete.
 func Run(ctx context.Context, dev device.Device, open Opener, o Options) (*Report, error) {
 	o = o.withDefaults(dev.Info())
 	if err := o.validate(); err != nil {
@@ -38,10 +38,10 @@ func Run(ctx context.Context, dev device.Device, open Opener, o Options) (*Repor
 // Interrupted is the value of Incomplete in the report of a canceled run.
 const Interrupted = "interrupted"
 
-// all measures everything.
+// all makes all measurements of the run.
 func (b *bench) all(ctx context.Context) error {
-	// A garbage collection during a repetition would use processors and slow down pointer writes.
-	// Collections run between the points.
+	// Garbage collection during a repetition would use processors and slow down pointer writes.
+	// Therefore it runs between points only.
 	defer debug.SetGCPercent(debug.SetGCPercent(-1))
 	if err := b.host(ctx); err != nil {
 		return err
@@ -54,7 +54,7 @@ func (b *bench) all(ctx context.Context) error {
 	return nil
 }
 
-// bench is a run in progress.
+// bench is the state of a run.
 type bench struct {
 	dev    device.Device
 	rig    *rig
@@ -63,16 +63,16 @@ type bench struct {
 	o      *Options
 	rng    *rand.Rand
 	rep    *Report
-	groups []place // between host and device; those of a cell are adjacent
+	groups []place // places between host and device; those of a cell are adjacent
 
-	done, total int     // announced steps, and all steps
-	budget      *Budget // its units are points
+	done, total int     // number of steps done, and of all steps
+	budget      *Budget // the units are points
 	noticed     bool
-	near        *measure.Pool // of rows of nearRow bytes
+	near        *measure.Pool // pool of rows of nearRow bytes
 	nearRow     int64
 }
 
-// plan counts the points and divides the time among them.
+// plan counts the points and creates the budget.
 func (b *bench) plan() {
 	o := b.o
 	units := b.gridUnits()
@@ -85,7 +85,7 @@ func (b *bench) plan() {
 
 func (b *bench) gridUnits() int { return len(b.groups) * len(b.o.Contenders) }
 
-// host measures everything between host and device.
+// host measures copies between host and device.
 func (b *bench) host(ctx context.Context) (err error) {
 	o := b.o
 	if err := b.setUp(ctx, nil, o.PoolBytes, o.hostBytes(), o.largest(), o.ReferenceBytes); err != nil {
@@ -101,7 +101,7 @@ func (b *bench) host(ctx context.Context) (err error) {
 	return b.grid(ctx)
 }
 
-// grid measures the cells. The first ones are far apart in the grid.
+// grid measures the cells. The first measured cells are far apart in the grid.
 func (b *bench) grid(ctx context.Context) error {
 	cells := slices.Collect(runs(b.groups, func(p place) Cell { return p.Cell }))
 	for _, i := range Spread(len(cells)) {
@@ -114,7 +114,7 @@ func (b *bench) grid(ctx context.Context) error {
 	return nil
 }
 
-// runs yields the runs of adjacent elements with equal keys.
+// runs yields sublists of adjacent elements with equal keys.
 func runs[T any, K comparable](list []T, key func(T) K) iter.Seq[[]T] {
 	return func(yield func([]T) bool) {
 		for len(list) > 0 {
@@ -161,7 +161,7 @@ func (b *bench) setUp(ctx context.Context, peer device.Device, near, far, larges
 	return nil
 }
 
-// pool returns the rows of a length on the near side.
+// pool returns the pool of rows of a length in device memory.
 func (b *bench) pool(row int64) *measure.Pool {
 	if b.nearRow != row {
 		n := int(b.rig.near.src.Len() / row)
@@ -177,7 +177,7 @@ func (b *bench) step(format string, args ...any) {
 	b.done++
 }
 
-// entry is a contender with the form of its batches.
+// entry is a contender and the form of its batches.
 type entry struct {
 	who  Contender
 	form Form
@@ -191,9 +191,9 @@ func entries(who []Contender, f Form) []entry {
 	return all
 }
 
-// measure measures groups of the same contenders, which keep their streams. Unsupported contenders
-// and places that do not fit the budget are left out, with the reason in the report. Points
-// measured before an error are returned with it.
+// measure measures several groups of the same contenders, which keep their streams open. It skips
+// unsupported contenders and places that do not fit the budget; the report has the reasons. After
+// an error it also returns the points measured before.
 func (b *bench) measure(ctx context.Context, places []place, who []entry, most int) (points []Point, err error) {
 	if _, fits := b.budget.Begin(len(who)); !fits {
 		return nil, b.leaveOut(places, len(who))
@@ -226,7 +226,7 @@ func (b *bench) measure(ctx context.Context, places []place, who []entry, most i
 			b.done = before
 			return points, b.leaveOut(places[i:], len(entrants))
 		case b.rep.misses(err):
-			// Its streams may still use the memory. All contenders start again without it.
+			// The streams of the contender may still use the memory. Reopen all others without it.
 			b.done = before
 			if err = b.rig.CloseTo(mark); err == nil {
 				entrants, err = b.openEntrants(who)
@@ -238,7 +238,7 @@ func (b *bench) measure(ctx context.Context, places []place, who []entry, most i
 	return points, err
 }
 
-// leaveOut adds places that do not fit the budget. It returns an error if nothing was measured.
+// leaveOut records places that did not fit the budget. It returns an error if nothing was measured.
 func (b *bench) leaveOut(places []place, who int) error {
 	for _, p := range places {
 		b.rep.LeftOut = append(b.rep.LeftOut, p.String())
@@ -251,7 +251,7 @@ func (b *bench) leaveOut(places []place, who int) error {
 	return nil
 }
 
-// notice reports once that not everything will fit.
+// notice calls Options.Notice once if not everything will fit.
 func (b *bench) notice() {
 	if b.noticed || b.o.Notice == nil {
 		return
@@ -262,8 +262,8 @@ func (b *bench) notice() {
 	}
 }
 
-// openEntrants opens two movers for each contender. It skips missing contenders, and adds
-// unsupported ones to them.
+// openEntrants opens two movers for each contender. It skips contenders that are missing and
+// records those that are unsupported.
 func (b *bench) openEntrants(who []entry) ([]*entrant, error) {
 	var all []*entrant
 	for _, c := range who {
@@ -271,7 +271,7 @@ func (b *bench) openEntrants(who []entry) ([]*entrant, error) {
 			continue
 		}
 		e := &entrant{who: c.who, form: c.form}
-		for range 2 { // one for each direction
+		for range 2 { // one mover for each direction
 			m, err := b.openMover(c.who)
 			switch {
 			case errors.Is(err, errdefs.ErrNotSupported):

@@ -9,20 +9,21 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// side is one end of the copies: pinned host memory, or device memory. Its source is written once.
-// Its destination is poisoned before every point.
+// side is one end of the copies: pinned host memory or device memory. Its source is written once.
+// Its destination is overwritten before every point.
 type side struct {
 	src, dst *mem.Region // of equal length
-	tag      uint64      // of src's pattern
+	tag      uint64      // tag of the pattern in src
 
-	// For device memory: a queue and memory to read and write it, separate from the measured
-	// streams. checker is nil if the device runs no kernels.
+	// For device memory: a queue and memory for accessing it, separate from the measured streams.
+	// checker is nil if the device does not support kernels.
 	queue   device.Queue
 	scratch *mem.Region
 	checker *checker
 }
 
-// scratchBytes is the pinned memory for access to device memory, unless a block is larger.
+// scratchBytes is the length of the pinned memory for accessing device memory. It is longer if a
+// block is.
 const scratchBytes = 16 << 20
 
 // hostSide allocates a side in pinned memory.
@@ -47,7 +48,7 @@ func (r *rig) deviceSide(ctx context.Context, dev device.Device, bytes, largest 
 			return s, err
 		}
 	}
-	// Before the queue, so that the memory outlives the work of the queue.
+	// Allocate it before the queue, so that it outlives the work of the queue.
 	if s.scratch, err = r.AllocHost(dev, max(min(scratchBytes, bytes), largest)); err != nil {
 		return s, err
 	}
@@ -65,7 +66,7 @@ func (r *rig) deviceSide(ctx context.Context, dev device.Device, bytes, largest 
 	return s, s.writeSource(ctx)
 }
 
-// writeSource writes the pattern to device memory.
+// writeSource writes the pattern to the source in device memory.
 func (s *side) writeSource(ctx context.Context) error {
 	for chunk := range chunks(s.src.Len(), s.scratch.Len()) {
 		staged := mem.Extent{Region: s.scratch, Len: chunk.Len}
@@ -83,10 +84,10 @@ func (s *side) writeSource(ctx context.Context) error {
 	return nil
 }
 
-// onHost reports whether the side is pinned memory.
+// onHost reports whether the side is pinned host memory.
 func (s *side) onHost() bool { return s.queue == nil }
 
-// poison overwrites the start of the destination, so that bytes a point did not write are detected.
+// poison overwrites the start of the destination, so that missing copies are detected.
 func (s *side) poison(ctx context.Context, bytes int64) error {
 	if s.onHost() {
 		host := s.dst.Bytes()[:bytes]
@@ -102,7 +103,7 @@ func (s *side) poison(ctx context.Context, bytes int64) error {
 	return nil
 }
 
-// fill poisons b.
+// fill overwrites b with the poison value.
 func fill(b []byte) {
 	if len(b) == 0 {
 		return
@@ -113,7 +114,7 @@ func fill(b []byte) {
 	}
 }
 
-// copyOne copies by the queue of the side.
+// copyOne copies with the side's queue and waits for it.
 func (s *side) copyOne(ctx context.Context, dst, src mem.Extent) error {
 	if err := s.queue.Copy(dst, src); err != nil {
 		return err
@@ -121,7 +122,7 @@ func (s *side) copyOne(ctx context.Context, dst, src mem.Extent) error {
 	return s.drain(ctx)
 }
 
-// drain waits until the queue of the side is idle.
+// drain waits until the side's queue is idle.
 func (s *side) drain(ctx context.Context) error {
 	e, err := s.queue.Record()
 	if err != nil {

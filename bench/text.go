@@ -13,7 +13,7 @@ const simulatedNote = "SIMULATED: the figures describe the simulated device, not
 
 var directionTexts = map[Direction]string{ToDevice: "host to device", ToHost: "device to host", Both: "both ways at once"}
 
-// WriteText writes the report as text, most important figures first.
+// WriteText writes the report as text. The most important results come first.
 func (r *Report) WriteText(w io.Writer) error {
 	p := present.NewPage(present.ScreenOf(w))
 	r.head(p)
@@ -70,8 +70,8 @@ func (r *Report) head(p *present.Page) {
 	p.Define(Auto, "the stream's own choice")
 }
 
-// headline returns the row of the stream's own choice, or of the fastest path at its largest
-// blocks.
+// headline returns the row of the automatic choice, or if there is none, of the path that is
+// fastest for the largest blocks.
 func (r *Report) headline(d Direction) (best Row) {
 	rate := func(row Row) float64 { return row.Points[len(row.Points)-1].GBps }
 	for _, l := range hostLayouts {
@@ -87,7 +87,7 @@ func (r *Report) headline(d Direction) (best Row) {
 	return best
 }
 
-// verdict returns the rates of the smallest and the largest blocks.
+// verdict returns the rates for the smallest and the largest blocks.
 func (r *Report) verdict() string {
 	var ways []string
 	for _, d := range []Direction{ToDevice, ToHost, Both} {
@@ -111,7 +111,7 @@ func (r *Report) verdict() string {
 	return "Every byte correct: " + strings.Join(ways, "; ") + "."
 }
 
-// layoutText returns an arrangement with the length of its slots.
+// layoutText returns the name of an arrangement and the length of its slots.
 func (r *Report) layoutText(l Layout) string {
 	if l == HostSlots {
 		return fmt.Sprintf("%s of %s", l, BytesText(r.Setup.SlotBytes))
@@ -119,7 +119,7 @@ func (r *Report) layoutText(l Layout) string {
 	return string(l)
 }
 
-// summary writes the rates of the stream's own choice by block size.
+// summary writes the rates of the automatic choice by block size.
 func (r *Report) summary(p *present.Page) {
 	var rows []Row
 	for _, l := range hostLayouts {
@@ -135,10 +135,10 @@ func (r *Report) summary(p *present.Page) {
 	r.bandwidths(p, rows, "The stream's own choice (auto), device blocks scattered")
 }
 
-// headlineCounts are the numbers of blocks whose latency comes first.
+// headlineCounts are the numbers of blocks whose latencies are shown first.
 var headlineCounts = []int{1, 64}
 
-// few writes the latency of few blocks, by the stream's own choice and by the fastest path.
+// few writes the latencies of few blocks with automatic choice and on the fastest path.
 func (r *Report) few(p *present.Page) {
 	t := &present.Table{Head: []string{"blocks", "way", "auto", "by", "fastest path", "by"}, Keys: 2, Right: "  r r"}
 	for _, n := range headlineCounts {
@@ -164,15 +164,16 @@ func (r *Report) few(p *present.Page) {
 	}
 }
 
-// cell returns the number and size of blocks as text.
+// cell returns a text with the number and size of blocks.
 func (c Cell) cell() string { return fmt.Sprintf("%d x %s", c.Count, BytesText(c.Size)) }
 
-// latency returns the time from Submit to done as text.
+// latency returns a text with the median and the 99% quantile of the time from Submit until done.
 func (p *Point) latency() string {
 	return fmt.Sprintf("%s (%s)", present.Rate(p.P50Micros), present.Rate(p.P99Micros))
 }
 
-// bandwidths writes a row per path and a column per block size, each "GB/s (% of C)".
+// bandwidths writes a table with a row for each path and a column for each block size. The cells
+// are "GB/s (% of C)".
 func (r *Report) bandwidths(p *present.Page, rows []Row, title string) {
 	grid(p, rows, title+": GB/s (% of C)", func(at *Point) string {
 		if at.Blocks < at.Count {
@@ -183,10 +184,11 @@ func (r *Report) bandwidths(p *present.Page, rows []Row, title string) {
 	})
 }
 
-// share returns the rate and its share of one large copy as text.
+// share returns a text with the rate and its percentage of a large copy.
 func (p *Point) share() string { return fmt.Sprintf("%s (%.0f)", present.Rate(p.GBps), 100*p.Share) }
 
-// grid writes a row per path and a column per cell. It writes nothing without rows.
+// grid writes a table with a row for each path and a column for each cell. Without rows it writes
+// nothing.
 func grid(p *present.Page, rows []Row, title string, text func(*Point) string) {
 	if len(rows) == 0 {
 		return
@@ -219,7 +221,7 @@ func grid(p *present.Page, rows []Row, title string, text func(*Point) string) {
 	p.Table(t)
 }
 
-// latencies writes p50 and p99 by count, for the block size with the most counts.
+// latencies writes p50 and p99 by count for the block size with the most counts.
 func (r *Report) latencies(p *present.Page) {
 	size := r.LatencySize()
 	for _, d := range []Direction{ToDevice, ToHost} {
@@ -228,7 +230,7 @@ func (r *Report) latencies(p *present.Page) {
 			continue
 		}
 		grid(p, rows, fmt.Sprintf("Blocks of %s from Submit to done, host scattered, %s: µs at the median (p99)", BytesText(size), directionTexts[d]), func(at *Point) string {
-			if at.Blocks < at.Count { // no time was measured for this count
+			if at.Blocks < at.Count { // this count was not measured
 				return "*"
 			}
 			return at.latency()
@@ -236,7 +238,7 @@ func (r *Report) latencies(p *present.Page) {
 	}
 }
 
-// moved returns the copied bytes as text.
+// moved returns a text with the total number of copied bytes.
 func (r *Report) moved() string {
 	var moved int64
 	short := 0

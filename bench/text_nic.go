@@ -7,14 +7,15 @@ import (
 	"github.com/kvlane/kvlane/internal/present"
 )
 
-// softNote accompanies figures of NICs in software.
+// softNote is printed with results of software NICs.
 const softNote = "The NICs are software (nic-soft), and copy streams move their bytes: the figures show the cost of a stream over NICs, not of a NIC."
 
-// nicRivals are the contenders in the tables of NICs.
+// nicRivals are the contenders shown for comparison in the tables of NICs.
 var nicRivals = []string{string(OneCopyEach), string(DriverBatch), Auto}
 
-// NICRows returns the copies by NICs, in hardware or software, after those of nicRivals: for each
-// contender and block size the point with the most blocks. It returns nil if no NIC was measured.
+// NICRows returns the rows of nicRivals and of copies by hardware or software NICs. For each
+// contender and block size they have the point with the most blocks. It returns nil if no NIC was
+// measured.
 func (r *Report) NICRows(d Direction, l Layout, soft bool) []Row {
 	with := &Report{Points: r.Points}
 	if soft {
@@ -35,7 +36,7 @@ func (r *Report) NICRows(d Direction, l Layout, soft bool) []Row {
 	return rows
 }
 
-// nics writes the copies by NICs, with copies by CUDA, and the processors that they used.
+// nics writes tables of copies by NICs and by CUDA, with the processors that they used.
 func (r *Report) nics(p *present.Page) {
 	for _, soft := range []bool{false, true} {
 		what := "Through NICs"

@@ -10,17 +10,17 @@ import (
 	"github.com/kvlane/kvlane/stream/copy/measure"
 )
 
-// shownRegrets is the number of the planner's worst points in the text.
+// shownRegrets is the number of the planner's worst points that the text shows.
 const shownRegrets = 12
 
-// MaxLost and MaxBeaten are the losses of the stream's own choice above which a point is counted,
-// as shares of the rate of the best single path and of the faster baseline.
+// MaxLost and MaxBeaten are limits for Regret.Lost and Regret.Beaten. Points above them are
+// counted.
 const (
 	MaxLost   = 0.10
 	MaxBeaten = 0.03
 )
 
-// planner writes the largest losses of the stream's own choice.
+// planner writes the points at which automatic choice lost most.
 func (r *Report) planner(p *present.Page) {
 	all := r.Regrets()
 	if len(all) == 0 {
@@ -52,7 +52,7 @@ func (r *Report) planner(p *present.Page) {
 	predictions(p, all)
 }
 
-// predictions writes the accuracy of the predicted times.
+// predictions writes the accuracy of predicted times.
 func predictions(p *present.Page, all []Regret) {
 	var ratios []float64
 	for _, l := range all {
@@ -74,7 +74,7 @@ func ratioText(v float64) string {
 	return fmt.Sprintf("%.2f", v)
 }
 
-// peers writes the copies between two devices.
+// peers writes the results of copies between two devices.
 func (r *Report) peers(p *present.Page) {
 	if r.Peers == nil {
 		return

@@ -11,7 +11,7 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// check verifies the destination of the last repetition.
+// check verifies the destination after the last repetition.
 func (r *rig) check(ctx context.Context, p *plan) error {
 	dst, src := r.ends(p.dir)
 	switch {
@@ -23,7 +23,7 @@ func (r *rig) check(ctx context.Context, p *plan) error {
 	return dst.checkByReading(ctx, src.tag, p)
 }
 
-// checkByReading reads device memory back in long copies.
+// checkByReading verifies device memory by copying it to the host in large parts.
 func (s *side) checkByReading(ctx context.Context, tag uint64, p *plan) error {
 	for chunk := range chunks(p.dstSpan, s.scratch.Len()/p.Size*p.Size) {
 		staged := mem.Extent{Region: s.scratch, Len: chunk.Len}
@@ -37,8 +37,8 @@ func (s *side) checkByReading(ctx context.Context, tag uint64, p *plan) error {
 	return nil
 }
 
-// checkBlocks compares every block of the batches in b with the source. b is the destination from
-// byte start on.
+// checkBlocks compares the blocks of the batches with the source. b is the destination memory from
+// offset start on.
 func (p *plan) checkBlocks(b []byte, tag uint64, start int64) error {
 	return Parallel(int64(p.Count), func(first, last int64) error {
 		for i := int(first); i < int(last); i++ {
@@ -55,8 +55,8 @@ func (p *plan) checkBlocks(b []byte, tag uint64, start int64) error {
 	})
 }
 
-// Each launch of the checker compares checkStep blocks. Its memory holds one plane, then pairs,
-// seeds and counts.
+// checkStep is the number of blocks that one launch of the checker compares. The checker's memory
+// has one plane, then pairs, seeds and counts.
 const (
 	checkStep    = 32 << 10
 	pairsAt      = device.PlaneDescBytes
@@ -65,8 +65,8 @@ const (
 	checkerBytes = countsAt + checkStep*wordBytes
 )
 
-// checker compares device memory with the pattern by device.KernelPatternCheck. This is much faster
-// than reading the memory back.
+// checker compares device memory with the pattern using device.KernelPatternCheck. This is much
+// faster than copying the memory to the host.
 type checker struct {
 	launcher device.Launcher
 	memory   *mem.Region
@@ -103,7 +103,8 @@ func (c *checker) check(ctx context.Context, s *side, tag uint64, p *plan) error
 	return nil
 }
 
-// describeMismatch reads a wrong block back to describe the difference.
+// describeMismatch copies a wrong block to the host and returns an error that describes the
+// difference.
 func (s *side) describeMismatch(ctx context.Context, tag uint64, p *plan, block int, bytes uint64) error {
 	to, from := p.Offs(block)
 	staged := mem.Extent{Region: s.scratch, Len: p.Size}

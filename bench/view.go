@@ -5,24 +5,25 @@ import (
 	"slices"
 )
 
-// Row is the points of one contender in one direction and arrangement.
+// Row is the list of points of one contender for one direction and arrangement.
 type Row struct {
 	Path   string
 	Points []Point
 }
 
-// BySize returns for each contender, in the order of the run, the point with the most blocks of
-// every block size.
+// BySize returns a row for each contender, in the order of the run. For each block size the row has
+// the point with the most blocks.
 func (r *Report) BySize(d Direction, l Layout) []Row {
 	return r.rows(func(p *Point) bool { return p.Direction == d && p.Layout == l }, func(p *Point) int64 { return p.Size })
 }
 
-// ByCount returns for each contender the points of one block size, by count.
+// ByCount returns a row for each contender with the points of one block size, sorted by count.
 func (r *Report) ByCount(size int64, d Direction, l Layout) []Row {
 	return r.rows(func(p *Point) bool { return p.Size == size && p.Direction == d && p.Layout == l }, func(p *Point) int64 { return int64(p.Count) })
 }
 
-// rows groups points by path. Of points with the same key it keeps the one with the most blocks.
+// rows groups points by path. If several points have the same key, it keeps the one with the most
+// blocks.
 func (r *Report) rows(want func(*Point) bool, key func(*Point) int64) []Row {
 	var rows []Row
 	for i := range r.Points {
@@ -50,7 +51,7 @@ func (r *Report) rows(want func(*Point) bool, key func(*Point) int64) []Row {
 	return rows
 }
 
-// LatencySize returns the block size with the most counts, the argument for ByCount.
+// LatencySize returns the block size with the most counts. It is the argument for ByCount.
 func (r *Report) LatencySize() int64 {
 	counts := make(map[int64]map[int]bool)
 	var best int64

@@ -15,8 +15,8 @@ type Options struct {
 	Sizes    []int64       // bytes of a piece; default 4 KiB, 64 KiB and 2 MiB
 	Depths   []int         // requests in progress; default 1 and 64
 	Rounds   int           // default 5
-	Duration time.Duration // of a subject in each round; default 500 ms
-	// Progress, if set, is called before each measurement and after the last.
+	Duration time.Duration // duration of a subject in each round; default 500 ms
+	// Progress is called before each measurement and after the last one. Optional.
 	Progress func(done, total int, what string)
 }
 
@@ -24,10 +24,10 @@ type Options struct {
 const (
 	maxDepth  = 1024
 	maxRounds = 1000
-	maxBytes  = 4 << 30 // of all pieces in progress
+	maxBytes  = 4 << 30 // total length of the pieces in progress
 )
 
-// SetDefaults replaces zero values.
+// SetDefaults replaces zero values with defaults.
 func (o *Options) SetDefaults() {
 	if len(o.Sizes) == 0 {
 		o.Sizes = []int64{4 << 10, 64 << 10, 2 << 20}
@@ -43,7 +43,7 @@ func (o *Options) SetDefaults() {
 	}
 }
 
-// Validate reports every problem.
+// Validate reports all errors.
 func (o *Options) Validate() error {
 	var errs []error
 	fail := func(format string, args ...any) {

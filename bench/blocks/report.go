@@ -10,7 +10,7 @@ import (
 	"github.com/kvlane/kvlane/internal/present"
 )
 
-// Kind and Format are the kind of Report's JSON form and its version.
+// Kind and Format identify the JSON form of Report and its version.
 const (
 	Kind   = "blocks"
 	Format = 1
@@ -18,22 +18,23 @@ const (
 
 // Report is the result of a run.
 type Report struct {
-	Kind        string    `json:"kind"`
-	Format      int       `json:"format"`
-	CPUs        int       `json:"cpus"`
-	GoVersion   string    `json:"go_version"`
-	Date        time.Time `json:"date"`
-	Load        string    `json:"load,omitempty"`    // of the machine in the minute before the run
-	Command     string    `json:"command,omitempty"` // the caller sets it
-	Rounds      int       `json:"rounds"`
-	RoundMillis int64     `json:"round_ms"` // of each subject
-	Points      []Point   `json:"points"`
+	Kind      string    `json:"kind"`
+	Format    int       `json:"format"`
+	CPUs      int       `json:"cpus"`
+	GoVersion string    `json:"go_version"`
+	Date      time.Time `json:"date"`
+	// load of the machine in the minute before the run
+	Load        string  `json:"load,omitempty"`
+	Command     string  `json:"command,omitempty"` // the caller sets it
+	Rounds      int     `json:"rounds"`
+	RoundMillis int64   `json:"round_ms"` // duration of one subject in a round
+	Points      []Point `json:"points"`
 	// Incomplete is the reason for an early end.
 	Incomplete string `json:"incomplete,omitempty"`
 }
 
-// Point is one subject with one piece length and depth. Rates and costs are medians of the rounds.
-// Latencies are those of all rounds.
+// Point is the result of one subject with one piece length and depth. Rates and costs are medians
+// of the rounds. Latencies include all rounds.
 type Point struct {
 	Subject      string  `json:"subject"`
 	Bytes        int64   `json:"bytes"`
@@ -44,11 +45,11 @@ type Point struct {
 	P50Micros    float64 `json:"p50_us"`
 	P99Micros    float64 `json:"p99_us"`
 	P999Micros   float64 `json:"p999_us"`
-	CPUMicros    float64 `json:"cpu_us"` // of the process for an operation, both sides
-	Allocs       float64 `json:"allocs"` // for an operation, both sides
+	CPUMicros    float64 `json:"cpu_us"` // CPU time of the process per operation, client and server
+	Allocs       float64 `json:"allocs"` // heap allocations per operation, client and server
 }
 
-// of returns the share of a point's rate that another subject has at the same place.
+// of returns the rate of p as a fraction of the rate of subject with the same length and depth.
 func (r *Report) of(p *Point, subject string) string {
 	for i := range r.Points {
 		if o := &r.Points[i]; o.Subject == subject && o.Bytes == p.Bytes && o.Depth == p.Depth && o.OpsPerSecond > 0 {
@@ -89,7 +90,7 @@ func (r *Report) WriteText(w io.Writer) error {
 	return p.Write(w)
 }
 
-// verdict returns the shares of bare sockets as text.
+// verdict returns a text that compares the rates with those of plain sockets.
 func (r *Report) verdict() string {
 	var all []string
 	for i := range r.Points {

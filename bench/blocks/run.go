@@ -14,8 +14,8 @@ import (
 )
 
 // Run measures all points. It returns ErrInvalid for options out of range, ErrCorrupt for wrong
-// bytes, and the cause of ctx if that ended. In the last case it also returns a report of the
-// measured points, which is marked as incomplete.
+// bytes, and the cause of ctx if ctx ends. In the last case it also returns a report of the
+// measured points, marked as incomplete.
 func Run(ctx context.Context, o Options) (*Report, error) {
 	o.SetDefaults()
 	if err := o.Validate(); err != nil {
@@ -38,9 +38,9 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 	return r, nil
 }
 
-// load returns the load of the machine in the last minute, or "" if that is unknown.
+// load returns the load average of the last minute, or "" if it is unknown.
 func load() string {
-	b, _ := os.ReadFile("/proc/loadavg") // a note in the report
+	b, _ := os.ReadFile("/proc/loadavg") // the report works without it
 	first, _, _ := strings.Cut(string(b), " ")
 	return first
 }
@@ -57,10 +57,10 @@ func (b *run) progress(what string) {
 	}
 }
 
-// sample is a subject's figures in a round.
+// sample is the result of a subject in one round.
 type sample struct{ ops, cpu, allocs float64 }
 
-// point measures all subjects with one length and depth.
+// point measures all subjects with one piece length and depth.
 func (b *run) point(ctx context.Context, size int64, depth int) (err error) {
 	r, err := open(ctx, size, depth)
 	if err != nil {

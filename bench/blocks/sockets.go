@@ -17,23 +17,24 @@ import (
 	"github.com/kvlane/kvlane/wire"
 )
 
-// sockets is the baseline: a client and a server that pipeline the frames of the protocol without
-// reading them. The client sends a request for each result. It receives pieces to slots, several
-// with one system call, and sums each there. Neither allocates memory for a request.
+// sockets is the baseline: a client and a server that pipeline frames of the protocol without
+// parsing them. The client sends a new request for each received result. It receives pieces into
+// slots, several with one system call, and computes their checksums. Neither side allocates memory
+// per request.
 type sockets struct {
 	client   net.Conn
 	server   net.Conn
 	served   chan struct{} // closed when the server's goroutine has returned
-	requests []byte        // one for each slot
-	request  int           // bytes of a request
+	requests []byte        // one request for each slot
+	request  int           // length of a request in bytes
 	slots    []byte        // results with their pieces
-	result   int           // bytes of a result with its piece
-	piece    int           // bytes of a piece
+	result   int           // length of a result with its piece in bytes
+	piece    int           // length of a piece in bytes
 	sum      uint64
-	sent     []time.Time // by slot
+	sent     []time.Time // send time by slot
 }
 
-// openSockets connects a client and a server with that many slots for pieces like piece.
+// openSockets connects a client and a server with depth slots for pieces like piece.
 func openSockets(ctx context.Context, piece []byte, depth int) (_ *sockets, err error) {
 	request, result, err := frames(piece)
 	if err != nil {
@@ -67,7 +68,7 @@ func openSockets(ctx context.Context, piece []byte, depth int) (_ *sockets, err 
 	return s, nil
 }
 
-// frames returns the frames of a request and of its result with the piece.
+// frames returns the frames of a request and of its result including the piece.
 func frames(piece []byte) (request, result []byte, err error) {
 	l, p := blockio.DefaultLimits(), blockio.Packer{}
 	q := blockio.Request{
@@ -97,7 +98,7 @@ func frame(body []byte, data ...[]byte) ([]byte, error) {
 	return b.Bytes(), err
 }
 
-// serveFrames sends the first bytes of results for each request, until the connection ends.
+// serveFrames sends one result for each request until the connection ends.
 func serveFrames(nc net.Conn, results []byte, request, result int) {
 	in := make([]byte, len(results)/result*request)
 	for have := 0; ; {
@@ -126,7 +127,7 @@ func (s *sockets) run(d time.Duration, t *times) error {
 	if _, err := s.client.Write(s.requests); err != nil {
 		return err
 	}
-	slot, at := 0, 0 // the next result's, and the end of the received bytes
+	slot, at := 0, 0 // slot of the next result, and end of the received bytes in it
 	for open := len(s.sent); open > 0; {
 		n, err := s.client.Read(s.slots[at:])
 		if err != nil {

@@ -22,12 +22,12 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// Subjects of a measurement.
+// Names of subjects.
 const (
 	Memory  = "memory"  // copies from the server's memory
-	Sockets = "sockets" // bare sockets that pipeline the same frames
-	TCP     = "tcp"     // a client of a block server, one piece a call
-	Batch   = "batch"   // the same, one call for as many pieces as the depth
+	Sockets = "sockets" // plain sockets that pipeline the same frames
+	TCP     = "tcp"     // client of a block server, one piece per call
+	Batch   = "batch"   // client of a block server, depth pieces per call
 )
 
 // subject retrieves pieces.
@@ -37,7 +37,7 @@ type subject interface {
 	run(d time.Duration, t *times) error
 }
 
-// rig has the blocks of a point and the subjects that retrieve them.
+// rig has the blocks of a point and the resources of the subjects.
 type rig struct {
 	depth    int
 	format   block.Format
@@ -47,11 +47,11 @@ type rig struct {
 	client   *blockio.Client
 	sockets  *sockets
 	memory   []byte
-	slots    []mem.Extent // of one piece each
+	slots    []mem.Extent // one piece each
 	subjects []subject
 }
 
-// open makes the memory, the server, and the connections.
+// open allocates memory, starts the server and connects the clients.
 func open(ctx context.Context, bytes int64, depth int) (_ *rig, err error) {
 	r := &rig{depth: depth}
 	defer func() {
@@ -91,7 +91,7 @@ func open(ctx context.Context, bytes int64, depth int) (_ *rig, err error) {
 	return r, nil
 }
 
-// serve starts the server and makes its client.
+// serve starts the server and its client.
 func (r *rig) serve(ctx context.Context) (err error) {
 	l := r.format.Layout
 	if r.host, err = blockhost.New(blockhost.Options{CapacityBytes: int64(r.depth) * l.ImageBytes()}); err != nil {
@@ -121,7 +121,7 @@ func (r *rig) serve(ctx context.Context) (err error) {
 	return err
 }
 
-// fill stores a block for each slot. All have the same random bytes.
+// fill stores a block for each slot. All blocks have the same random contents.
 func (r *rig) fill(ctx context.Context) error {
 	l := r.format.Layout
 	image := mem.Extent{Region: r.slots[0].Region, Len: l.ImageBytes()}
@@ -144,8 +144,8 @@ func (r *rig) fill(ctx context.Context) error {
 
 func key(i int) block.Key { return block.Key{1, byte(i), byte(i >> 8)} }
 
-// parallel calls f for each slot, at least once and until the duration has passed, in a goroutine
-// for each.
+// parallel runs a goroutine for each slot, which calls f until the duration has passed, but at
+// least once.
 func (r *rig) parallel(d time.Duration, t *times, f func(i int) error) error {
 	end, all, errs := time.Now().Add(d), make([]times, r.depth), make([]error, r.depth)
 	var workers sync.WaitGroup
@@ -167,7 +167,7 @@ func (r *rig) parallel(d time.Duration, t *times, f func(i int) error) error {
 	return errors.Join(errs...)
 }
 
-// pool copies pieces from the memory of the server.
+// pool copies pieces from the server's memory.
 type pool struct {
 	*rig
 	sum uint64
@@ -192,7 +192,7 @@ func (p *pool) run(d time.Duration, t *times) error {
 	})
 }
 
-// tcp retrieves pieces by the client.
+// tcp retrieves one piece per call.
 type tcp struct{ *rig }
 
 func (*tcp) name() string { return TCP }
@@ -216,7 +216,7 @@ func (r *rig) pieces() []blockio.Piece {
 	return all
 }
 
-// batch retrieves the pieces of all slots by one call at a time.
+// batch retrieves the pieces of all slots in one call.
 type batch struct{ *rig }
 
 func (*batch) name() string { return Batch }
@@ -238,7 +238,7 @@ func (b *batch) run(d time.Duration, t *times) error {
 	return nil
 }
 
-// check compares the slots with the block of the server, after a run over TCP.
+// check compares the slots with the server's block after a run over TCP.
 func (r *rig) check() error {
 	b, err := r.space.Get(key(0))
 	if err != nil {
@@ -253,7 +253,7 @@ func (r *rig) check() error {
 	return nil
 }
 
-// close closes all that open has made.
+// close releases everything that open has created.
 func (r *rig) close(ctx context.Context) error {
 	ctx = context.WithoutCancel(ctx)
 	var errs []error

@@ -5,12 +5,11 @@ import (
 	"time"
 )
 
-// Each power of two of nanoseconds has this many counts in times, so a percentile is off by at most
-// one part in 32.
+// stepBits is log2 of the number of histogram buckets for each power of two of nanoseconds.
+// Percentiles therefore have an error of at most 1/32.
 const stepBits = 5
 
-// times counts operations by their time. It is not safe for concurrent use. The zero value is
-// empty.
+// times is a histogram of durations. It is not safe for concurrent use. The zero value is empty.
 type times struct {
 	counts [(64 - stepBits) << stepBits]int64
 	total  int64
@@ -30,8 +29,7 @@ func (t *times) merge(o *times) {
 	t.total += o.total
 }
 
-// micros returns the time in microseconds that the part of the operations does not exceed, or zero
-// if there are none.
+// micros returns the quantile part of the durations in microseconds, or zero if there are none.
 func (t *times) micros(part float64) float64 {
 	left := int64(part * float64(t.total))
 	for i, n := range &t.counts {

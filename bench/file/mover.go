@@ -17,7 +17,8 @@ import (
 	"github.com/kvlane/kvlane/stream/copy/measure"
 )
 
-// batch is a set of blocks that are moved together: block i of the memory and offs[i] of the file.
+// batch is a set of blocks that are copied together. Block i is at block i of the memory and at
+// offs[i] of the file.
 type batch struct {
 	Place
 	file   *scratch
@@ -27,17 +28,17 @@ type batch struct {
 
 func (b *batch) bytes() int64 { return int64(len(b.offs)) * b.Size }
 
-// block returns the host memory of a block.
+// block returns the host memory of block i.
 func (b *batch) block(i int) []byte { return b.memory.Bytes()[int64(i)*b.Size:][:b.Size] }
 
-// mover moves batches.
+// mover copies batches.
 type mover interface {
-	// move moves a batch and waits until nothing is in flight. It returns the name of the path.
+	// move copies a batch and waits until nothing is in flight. It returns the name of the path.
 	move(ctx context.Context, b *batch) (by string, err error)
 	close(ctx context.Context) error
 }
 
-// threads moves blocks by a number of threads of pread or pwrite.
+// threads copies blocks with n threads that call pread or pwrite.
 type threads int
 
 func (n threads) move(_ context.Context, b *batch) (string, error) {
@@ -62,7 +63,7 @@ func (n threads) move(_ context.Context, b *batch) (string, error) {
 
 func (threads) close(context.Context) error { return nil }
 
-// ring moves blocks by an io_uring.
+// ring copies blocks with io_uring.
 type ring struct {
 	*uring.Ring
 	done []uring.Completion
@@ -73,8 +74,8 @@ func openRing(depth int, memory *mem.Region) (*ring, error) {
 	if err != nil {
 		return nil, err
 	}
-	// Registration may fail, for example at a limit of locked memory. The kernel then pins the
-	// memory of each request.
+	// Registration may fail, for example because of the limit of locked memory. Then the kernel
+	// pins the memory for each request.
 	_ = r.RegisterBuffers(memory.Bytes())
 	return &ring{r, make([]uring.Completion, depth)}, nil
 }
@@ -119,7 +120,7 @@ func (r *ring) move(_ context.Context, b *batch) (string, error) {
 
 func (r *ring) close(context.Context) error { return r.Close() }
 
-// streamed moves blocks by a stream of files.
+// streamed copies blocks with a file stream.
 type streamed struct{ stream stream.Stream }
 
 func (s *streamed) move(ctx context.Context, b *batch) (string, error) {

@@ -14,88 +14,89 @@ import (
 	"github.com/kvlane/kvlane/stream"
 )
 
-// Work is the direction of the copies.
+// Work is read or write.
 type Work string
 
-// The kinds of work.
+// Kinds of work.
 const (
 	Read  Work = "read"
 	Write Work = "write"
 )
 
-// Order is the order of a batch's blocks in the file.
+// Order is the order of the blocks of a batch in the file.
 type Order string
 
-// The orders.
+// Orders of blocks.
 const (
 	Sequential Order = "sequential"
 	Scattered  Order = "scattered"
 )
 
-// From is the place of the file's data for reads. Writes are Cold.
+// From is the state of the file for reads. Writes are always Cold.
 type From string
 
-// Places of the data of files.
+// States of files.
 const (
 	Cold      From = "cold"
 	PageCache From = "page-cache"
 )
 
-// End is the memory at the other end.
+// End is the memory from or to which blocks are copied.
 type End string
 
-// The ends.
+// Kinds of memory.
 const (
 	Host   End = "host"
 	Device End = "device"
 )
 
-// Contender is a stream that is compared with the raw device.
+// Contender is a stream to compare with raw access.
 type Contender struct {
 	Name string
 	Ends []End // supported ends; default all
 	Open func(ctx context.Context) (stream.Stream, error)
 }
 
-// Files opens a scratch file for the streams of the contenders. The names of the files are removed
-// soon afterwards. closing closes the file, after the streams.
+// Files opens a scratch file for the streams of contenders. The names of scratch files are removed
+// soon afterwards. closing closes the file; the streams are closed before.
 type Files func(name string, bytes int64) (r *mem.Region, closing func(context.Context) error, err error)
 
-// Options configure a run. Zero values are the defaults.
+// Options are the options of a run. Zero values have defaults.
 type Options struct {
 	Dir string // directory of the scratch files
-	// length of each of two scratch files, one of them only for writes; default 1 GiB, less for
-	// budgets below half a minute
+	// Bytes is the length of each of the two scratch files, one for reads and one for writes.
+	// Default 1 GiB, or less for budgets below half a minute.
 	Bytes int64
-	Sizes []int64 // of blocks; default 4 KiB to 16 MiB
-	// bytes of a batch, at least 8 blocks; default 64 MiB or 2048 blocks, whichever is less
+	Sizes []int64 // block sizes; default 4 KiB to 16 MiB
+	// AtOnce is the length of a batch in bytes, at least 8 blocks. Default 64 MiB or 2048 blocks,
+	// whichever is less.
 	AtOnce int64
 	Work   []Work  // default both
 	Orders []Order // default both
 	From   []From  // default both
-	Ends   []End   // default Host, and Device if there is one
+	Ends   []End   // default Host, and Device if there is a device
 	Seed   uint64
 
-	// Budget is the duration of the run including its set-up, counted from Began (zero: the call of
-	// Run). Places that do not fit are left out and named. The first measured places are far apart.
-	// Default 1 minute.
+	// Budget is the duration of the run including its setup, counted from Began (zero: the call of
+	// Run). Places that do not fit are skipped and listed in the report. The first measured places
+	// are far apart. Default 1 minute.
 	Budget time.Duration
 	Began  time.Time
 
-	Depths  []int // of io_uring; default 8, 32 and 128
+	Depths  []int // depths of io_uring; default 8, 32 and 128
 	Threads []int // default 1, 4, 16 and 32
 
-	// Device pins the host memory, and has the memory of the end Device. Nil: plain host memory.
+	// Device pins the host memory and has the memory for Device. Nil: pageable host memory.
 	Device     device.Device
 	Contenders []Contender
-	Files      Files // required with contenders
+	Files      Files // required if there are contenders
 
-	// Progress, if set, is called before every place and after the last. Notice, if set, is called
-	// if not all places will fit.
+	// Progress is called before every place and after the last one. Notice is called if not all
+	// places will fit. Both are optional.
 	Progress func(done, total int, what string)
 	Notice   func(text string)
 
-	// Tests set them: the clock of the budget, and the maximum number of rounds of a place.
+	// For tests: the clock of the budget, and the maximum number of rounds of a place.
 	clock  func() time.Time
 	rounds int
 }
@@ -103,9 +104,9 @@ type Options struct {
 // Limits of Options.
 const (
 	leastBytes = 64 << 20 // of a scratch file without a given length
-	align      = 4 << 10  // of blocks; the largest alignment of O_DIRECT
+	align      = 4 << 10  // alignment of blocks; the largest alignment that O_DIRECT requires
 	MaxSize    = 64 << 20
-	MaxAtOnce  = 1 << 30 // one registered buffer of io_uring
+	MaxAtOnce  = 1 << 30 // limit of a registered buffer of io_uring
 	MaxBytes   = 1 << 44
 	MaxThreads = 1024
 )
@@ -128,7 +129,7 @@ func (o Options) withDefaults() Options {
 		o.Budget = time.Minute
 	}
 	if o.Bytes == 0 {
-		// Writing the files and reading them into the page cache takes long on a slow disk.
+		// On a slow disk, writing the files and reading them into the page cache takes long.
 		o.Bytes = min(1<<30, max(leastBytes, int64(o.Budget/time.Second)*(32<<20)))
 		o.Bytes = max(o.Bytes, slices.Max(o.Sizes))
 	}
@@ -144,7 +145,7 @@ func (o Options) withDefaults() Options {
 	return o
 }
 
-// Validate reports every problem before anything is opened.
+// Validate reports all errors. It opens nothing.
 func (o Options) Validate() error {
 	o = o.withDefaults()
 	var errs []error
@@ -217,14 +218,14 @@ func (o *Options) places() []Place {
 	return all
 }
 
-// Defaults and minimum of a batch.
+// Default size and maximum number of blocks of a batch.
 const (
 	batchBytes = 64 << 20
 	mostBlocks = 2048
 	fewBlocks  = 8
 )
 
-// blocks returns the number of blocks of a size in a batch.
+// blocks returns the number of blocks of the given size in a batch.
 func (o *Options) blocks(size int64) int64 {
 	n := o.AtOnce / size
 	if o.AtOnce == 0 {

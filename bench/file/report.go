@@ -14,41 +14,42 @@ import (
 	"github.com/kvlane/kvlane/stream/copy/measure"
 )
 
-// Format is the version of Report's JSON form, and Kind distinguishes it from those of other
+// Format is the version of Report's JSON form. Kind distinguishes it from reports of other
 // benchmarks.
 const (
 	Format = 1
 	Kind   = "kvlane bench file"
 )
 
-// Report is the result of a run. GBps are 1e9 bytes per second.
+// Report is the result of a run. GBps fields are in units of 1e9 bytes per second.
 type Report struct {
 	Kind    string      `json:"kind"`
 	Format  int         `json:"format"`
 	Machine bench.Facts `json:"machine"`
 	Setup   Setup       `json:"setup"`
 	Points  []Point     `json:"points"`
-	// Reads compares the ways from a file to memory of the device. It is empty without a device.
+	// Reads compares the paths from a file to device memory. It is empty without a device.
 	Reads   []Reads         `json:"reads,omitempty"`
 	Missing []bench.Missing `json:"missing"`
-	// LeftOut are places that did not fit the budget. Incomplete is the reason for an early end.
+	// LeftOut lists places that did not fit the budget. Incomplete is the reason if the run ended
+	// early.
 	LeftOut    []string `json:"left_out,omitempty"`
 	Incomplete string   `json:"incomplete,omitempty"`
 }
 
-// Setup is the options of the run, with defaults.
+// Setup has the options of the run, including defaults.
 type Setup struct {
 	FileSystem    string  `json:"file_system"`
-	Bytes         int64   `json:"bytes"` // of a scratch file
+	Bytes         int64   `json:"bytes"` // length of a scratch file
 	Sizes         []int64 `json:"sizes"`
 	BudgetSeconds float64 `json:"budget_seconds"`
 	Seed          uint64  `json:"seed"`
-	// CuFile is the mode in which cuFile carried the scratch files, or nil.
+	// CuFile is the mode in which cuFile accessed the scratch files, or nil.
 	CuFile *CuFileMode `json:"cufile,omitempty"`
 }
 
-// CuFileMode reports whether the device reached the files by GPUDirect Storage, or in cuFile's
-// compatibility mode through host memory, and the reason.
+// CuFileMode reports whether cuFile used GPUDirect Storage, or its compatibility mode through host
+// memory, and the reason.
 type CuFileMode struct {
 	GDS    bool   `json:"gds"`
 	Reason string `json:"reason"`
@@ -61,7 +62,7 @@ func (m *CuFileMode) String() string {
 	return "compatibility mode: " + m.Reason
 }
 
-// Place is a place at which contenders are compared.
+// Place is a combination of parameters for which contenders are compared.
 type Place struct {
 	Work  Work  `json:"work"`
 	From  From  `json:"from"`
@@ -74,34 +75,35 @@ func (p Place) String() string {
 	return fmt.Sprintf("%s %s, %s, blocks of %s", p.From, p.Work, p.Order, bench.BytesText(p.Size))
 }
 
-// Point is the result of one contender at a place. Times are of batches.
+// Point is the result of one contender at one place. Times are of batches.
 type Point struct {
 	Place
 	Name   string `json:"name"`
-	Raw    bool   `json:"raw"` // the device itself
+	Raw    bool   `json:"raw"` // raw access without a stream
 	End    End    `json:"end"`
 	By     string `json:"by"` // path of the last batch
 	Blocks int    `json:"blocks"`
-	Bytes  int64  `json:"bytes"` // of a batch
+	Bytes  int64  `json:"bytes"` // bytes in a batch
 	Reps   int    `json:"reps"`
-	// of the median time; Low and High are of the three-quarter and the quarter quantile
+	// GBps is the rate at the median time. LowGBps and HighGBps are the rates at the 75% and 25%
+	// quantiles of the time.
 	GBps      float64 `json:"gbps"`
 	LowGBps   float64 `json:"low_gbps"`
 	HighGBps  float64 `json:"high_gbps"`
 	P50Micros float64 `json:"p50_us"`
 	P99Micros float64 `json:"p99_us"`
-	// RawGBps is the best raw access at the place, RawName its name, and PercentOfRaw is GBps
-	// relative to it.
+	// RawGBps and RawName are the rate and the name of the best raw access at the place.
+	// PercentOfRaw is GBps relative to RawGBps.
 	RawGBps      float64 `json:"raw_gbps"`
 	RawName      string  `json:"raw_name"`
 	PercentOfRaw float64 `json:"percent_of_raw"`
 }
 
-// Reads are the rates of reads at a place, in GB/s. Zero: not measured.
+// Reads are rates of reads at a place in GB/s. Zero: not measured.
 type Reads struct {
 	Place
-	Direct float64 `json:"direct_gbps"` // to the device by cuFile
-	Pinned float64 `json:"pinned_gbps"` // to the device by the best path through pinned memory
+	Direct float64 `json:"direct_gbps"` // to device memory with cuFile
+	Pinned float64 `json:"pinned_gbps"` // to device memory on the best path through pinned memory
 	Raw    float64 `json:"raw_gbps"`    // to host memory by the best raw access
 }
 
@@ -140,7 +142,7 @@ func (r *Report) miss(name string, why error) {
 	r.Missing = append(r.Missing, bench.Missing{Path: name, Reason: why.Error()})
 }
 
-// add adds the points of a place.
+// add appends the points of a place.
 func (r *Report) add(at Place, entrants []*entrant, blocks int) {
 	first, best := len(r.Points), Point{}
 	for _, e := range entrants {
@@ -160,10 +162,10 @@ func (r *Report) add(at Place, entrants []*entrant, blocks int) {
 	}
 }
 
-// Best reports whether the point is the best raw access, the reference of the place.
+// Best reports whether the point is the best raw access at its place.
 func (p *Point) Best() bool { return p.Raw && p.Name == p.RawName }
 
-// WriteText writes the report as text, with only the best raw access. JSON has all.
+// WriteText writes the report as text. Of the raw points it contains only the best ones.
 func (r *Report) WriteText(w io.Writer) error {
 	p := present.NewPage(present.ScreenOf(w))
 	h := bench.Head{Incomplete: r.Incomplete, Missing: slices.Clone(r.Missing)}
@@ -203,7 +205,7 @@ func (r *Report) printReads(p *present.Page) {
 	for _, n := range r.Setup.Sizes {
 		t.Head = append(t.Head, bench.BytesText(n))
 	}
-	rows := make(map[string]int) // the first of three, by From and Order
+	rows := make(map[string]int) // index of the first of three rows, by From and Order
 	for i := range r.Reads {
 		c := &r.Reads[i]
 		key := string(c.From) + string(c.Order)
@@ -226,7 +228,7 @@ func (r *Report) printReads(p *present.Page) {
 	p.Define("pinned", "through pinned memory, by the best path")
 }
 
-// verdict returns the best rate of kvlane for each kind of work with cold files.
+// verdict returns the best rate of a stream for cold reads and for writes.
 func (r *Report) verdict() string {
 	var texts []string
 	for _, w := range []Work{Read, Write} {
@@ -253,7 +255,7 @@ func (p *Point) sameTable(q *Point) bool {
 	return p.Work == q.Work && p.From == q.From && p.Order == q.Order
 }
 
-// table returns the points at the places of first, of all sizes.
+// table returns the points of all block sizes at the places of first.
 func (r *Report) table(first *Point) *present.Table {
 	t := &present.Table{Head: []string{"block", "blocks", "path", "end", "GB/s", "% of raw", "p50", "p99", "went by"}, Keys: 4, Right: "rr  rrrr"}
 	for i := range r.Points {

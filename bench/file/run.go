@@ -25,10 +25,10 @@ const (
 	closeTimeout = 30 * time.Second
 )
 
-// Run measures, and removes its files. It returns ErrCorrupt if wrong bytes arrived, ErrNoSpace if
-// the disk has no space for the scratch files, ErrNotSupported if the file system has no O_DIRECT
-// and a place needs it, ErrInvalid if the budget ended before a place was measured, and the cause
-// of ctx if that ended. In the last case it also returns a report of the measured places, which is
+// Run measures and removes its files. It returns ErrCorrupt if bytes are wrong, ErrNoSpace if the
+// disk has no space for the scratch files, ErrNotSupported if a place requires O_DIRECT and the
+// file system does not support it, ErrInvalid if the budget ended before a place was measured, and
+// the cause of ctx if ctx ends. In the last case it also returns a report of the measured places,
 // marked as incomplete.
 func Run(ctx context.Context, o Options) (_ *Report, err error) {
 	if err := o.Validate(); err != nil {
@@ -44,7 +44,7 @@ func Run(ctx context.Context, o Options) (_ *Report, err error) {
 	return bench.Outcome(ctx, r.budget, r.rep, &r.rep.Incomplete, "benchmark of files", err)
 }
 
-// all measures the places that fit the budget. The first ones are far apart.
+// all measures the places that fit the budget. The first measured places are far apart.
 func (r *run) all(ctx context.Context) (err error) {
 	places := r.o.places()
 	r.budget = bench.NewBudget(r.o.Budget, r.o.Began, r.o.clock, len(places))
@@ -59,32 +59,32 @@ func (r *run) all(ctx context.Context) (err error) {
 	for i, p := range places {
 		names[i] = p.String()
 	}
-	// The kernel does not stop a batch early. So measure checks the time between rounds, and slow
-	// disks get all the remaining time.
+	// The kernel cannot stop a batch early, so measure checks the time between rounds. A slow disk
+	// gets all of the remaining time.
 	r.rep.LeftOut, err = r.budget.Each(ctx, names, r.o.Progress, r.o.Notice, func(_ context.Context, k int, until time.Time) error { return r.measure(ctx, places[k], until) })
 	return err
 }
 
-// entrant is a mover to or from one end.
+// entrant is a mover to or from one kind of memory, with its measurements.
 type entrant struct {
 	mover
 	name  string
 	raw   bool
 	end   End
-	walls []float64 // of batches, microseconds
+	walls []float64 // duration of each batch in microseconds
 	by    string
-	out   bool // no more rounds at this place
+	out   bool // excluded from further rounds at this place
 }
 
-// run is a run in progress.
+// run is the state of a run.
 type run struct {
 	o           *Options
 	rng         *rand.Rand
 	rep         *Report
-	budget      *bench.Budget // its units are places
+	budget      *bench.Budget // the units are places
 	entrants    []*entrant
 	read, write *scratch
-	host, dev   *mem.Region // of a batch; dev is nil without the end Device
+	host, dev   *mem.Region // one batch each; dev is nil without Device
 	queue       device.Queue
 	written     uint64
 	closers     []func(context.Context) error
@@ -92,7 +92,8 @@ type run struct {
 
 func (r *run) onClose(f func(context.Context) error) { r.closers = append(r.closers, f) }
 
-// close closes in reverse order. It stops at the first failure, because the rest may be in use.
+// close releases resources in reverse order. It stops at the first failure, because the others may
+// still be in use.
 func (r *run) close() error {
 	for _, f := range slices.Backward(r.closers) {
 		ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
@@ -105,7 +106,7 @@ func (r *run) close() error {
 	return nil
 }
 
-// open creates the files and the memory, and opens the movers.
+// open creates the files, allocates the memory, and opens the movers.
 func (r *run) open(ctx context.Context) error {
 	if err := r.create(); err != nil {
 		return fmt.Errorf("in directory %s: %w", r.o.Dir, err)
@@ -130,7 +131,7 @@ func (r *run) open(ctx context.Context) error {
 	}
 	for _, n := range r.o.Depths {
 		m, err := openRing(n, r.host)
-		if err != nil { // the depth was validated, so the machine lacks resources
+		if err != nil { // the depth is valid, so the machine lacks resources
 			r.rep.miss("io_uring", err)
 			break
 		}
@@ -162,8 +163,8 @@ func (r *run) openEntrant(e *entrant) {
 	r.onClose(e.close)
 }
 
-// create creates the files, in a directory that is removed at the end of the run. cuFile registers
-// no file without a name.
+// create creates the files in a directory that is removed at the end of the run. The files keep
+// their names until then, because cuFile cannot register files without a name.
 func (r *run) create() (err error) {
 	dir, err := os.MkdirTemp(r.o.Dir, "kvlane-bench-file-")
 	if err != nil {
@@ -176,7 +177,7 @@ func (r *run) create() (err error) {
 	return err
 }
 
-// scratch creates a file, with a region if streams need one.
+// scratch creates a file. If there are contenders, it also opens the file for them.
 func (r *run) scratch(name string) (*scratch, error) {
 	s, err := create(name, r.o.Bytes)
 	r.onClose(func(context.Context) error { return s.close() })
@@ -189,7 +190,7 @@ func (r *run) scratch(name string) (*scratch, error) {
 	return s, err
 }
 
-// allocate allocates memory for the largest batch at each end.
+// allocate allocates memory of each kind for the largest batch.
 func (r *run) allocate() error {
 	var bytes int64
 	for _, n := range r.o.Sizes {
@@ -223,9 +224,9 @@ func (r *run) allocate() error {
 	return nil
 }
 
-// measure measures all movers at one place in interleaved rounds, until the deadline and at least
-// minRounds times. The first round does not count. Raw movers that took more than twice as long as
-// the best one get no more rounds, and their point is the time so far.
+// measure measures all movers at one place in interleaved rounds, until the deadline, but at least
+// minRounds rounds. The first round is not counted. Raw movers that took more than twice as long as
+// the best one are excluded from further rounds; their points contain the rounds so far.
 func (r *run) measure(ctx context.Context, p Place, deadline time.Time) error {
 	b := &batch{Place: p, file: r.read}
 	if p.Work == Write {
@@ -271,8 +272,7 @@ func (r *run) measure(ctx context.Context, p Place, deadline time.Time) error {
 	return nil
 }
 
-// leaveOut excludes raw movers whose last round took more than twice as long as the shortest raw
-// round.
+// leaveOut excludes raw movers whose last round took more than twice as long as the shortest one.
 func leaveOut(entrants []*entrant) {
 	last := func(e *entrant) float64 { return e.walls[len(e.walls)-1] }
 	best := math.Inf(1)
@@ -286,9 +286,9 @@ func leaveOut(entrants []*entrant) {
 	}
 }
 
-// offsets returns a function that draws batches: adjacent blocks from a random place on, or blocks
-// in random order, new for each batch. Some places of a disk are slower than others, so no mover
-// may keep its place.
+// offsets returns a function that returns the offsets of a batch: adjacent blocks from a random
+// position, or blocks in random order. Each batch has new offsets, because some parts of a disk are
+// slower than others.
 func (r *run) offsets(p Place) func() []int64 {
 	all, n := int(r.o.Bytes/p.Size), int(r.o.blocks(p.Size))
 	order := make([]int, all)
@@ -313,12 +313,12 @@ func (r *run) offsets(p Place) func() []int64 {
 	}
 }
 
-// moveBatch moves a batch, and compares every byte.
+// moveBatch copies a batch and compares every byte.
 func (r *run) moveBatch(ctx context.Context, e *entrant, b *batch) (took time.Duration, err error) {
 	tag := uint64(readTag)
 	if b.Work == Write {
 		r.written++
-		tag += r.written << 36 // further apart than the words of a file
+		tag += r.written << 36 // the distance is larger than the number of words in a file
 	}
 	if err := r.prepare(ctx, e, b, tag); err != nil {
 		return 0, err
@@ -333,7 +333,7 @@ func (r *run) moveBatch(ctx context.Context, e *entrant, b *batch) (took time.Du
 	return took, r.check(ctx, e, b, tag)
 }
 
-// prepare fills the memory: with other bytes for a read, with the right bytes for a write.
+// prepare fills the memory: before a read with other bytes, before a write with the bytes to write.
 func (r *run) prepare(ctx context.Context, e *entrant, b *batch, tag uint64) error {
 	if b.From == Cold {
 		if err := b.file.drop(); err != nil {
@@ -358,7 +358,7 @@ func (r *run) prepare(ctx context.Context, e *entrant, b *batch, tag uint64) err
 	return nil
 }
 
-// check compares the moved bytes with the expected ones.
+// check compares the copied bytes with the expected ones.
 func (r *run) check(ctx context.Context, e *entrant, b *batch, tag uint64) error {
 	b.memory = r.host
 	if b.Work == Write {
@@ -383,7 +383,7 @@ func (r *run) check(ctx context.Context, e *entrant, b *batch, tag uint64) error
 	})
 }
 
-// copy copies between the device and the host.
+// copy copies between device and host memory.
 func (r *run) copy(ctx context.Context, dst, src *mem.Region, bytes int64) error {
 	if err := r.queue.Copy(mem.Extent{Region: dst, Len: bytes}, mem.Extent{Region: src, Len: bytes}); err != nil {
 		return fmt.Errorf("copy between host and device: %w", err)

@@ -12,28 +12,28 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// readTag is the pattern of the file for reads. Each written batch has a pattern of its own, above
+// readTag is the tag of the pattern in the file for reads. Each written batch has another tag above
 // it.
 const readTag = 1 << 60
 
-// fillStep is the length of a write while a file is filled.
+// fillStep is the length of one write when a file is filled.
 const fillStep = 8 << 20
 
-// scratch is a file of a run.
+// scratch is a scratch file.
 type scratch struct {
 	bytes            int64
 	direct, buffered int         // descriptors; direct is -1 if the file system has no O_DIRECT
 	region           *mem.Region // for streams, or nil
 }
 
-// create creates and opens a file. After an error s has the descriptors that are open.
+// create creates and opens a file. After an error, s has the descriptors that were opened.
 func create(name string, bytes int64) (s *scratch, err error) {
 	s = &scratch{bytes: bytes, direct: -1, buffered: -1}
 	defer func() { err = s.explain(err) }()
 	if s.buffered, err = unix.Open(name, unix.O_RDWR|unix.O_CREAT|unix.O_EXCL|unix.O_CLOEXEC, 0o600); err != nil {
 		return s, fmt.Errorf("open: %w", err)
 	}
-	// Checked first, because a file system may fill up before it reports the lack of space.
+	// Check first, because some file systems report the lack of space only when they are full.
 	var fs unix.Statfs_t
 	if err := unix.Fstatfs(s.buffered, &fs); err == nil && int64(fs.Bavail)*fs.Bsize < bytes {
 		return s, fmt.Errorf("%s are free: %w", bench.BytesText(int64(fs.Bavail)*fs.Bsize), unix.ENOSPC)
@@ -49,7 +49,7 @@ func create(name string, bytes int64) (s *scratch, err error) {
 	return s, nil
 }
 
-// explain adds the file to err. A full disk is ErrNoSpace.
+// explain adds the file to err and converts errors of a full disk to ErrNoSpace.
 func (s *scratch) explain(err error) error {
 	if err == nil {
 		return nil
@@ -60,7 +60,7 @@ func (s *scratch) explain(err error) error {
 	return fmt.Errorf("make a scratch file of %s: %w", bench.BytesText(s.bytes), err)
 }
 
-// fill writes the pattern of tag to the disk.
+// fill writes the pattern of tag to the file and syncs it.
 func (s *scratch) fill(ctx context.Context, tag uint64) (err error) {
 	defer func() { err = s.explain(err) }()
 	if err := unix.Fallocate(s.buffered, 0, 0, s.bytes); err != nil && !errors.Is(err, unix.EOPNOTSUPP) {
@@ -86,7 +86,7 @@ func (s *scratch) fill(ctx context.Context, tag uint64) (err error) {
 	return nil
 }
 
-// transfer moves all of b by pread or pwrite.
+// transfer reads or writes all of b with call, which is pread or pwrite.
 func transfer(call func(int, []byte, int64) (int, error), fd int, b []byte, off int64) error {
 	for len(b) > 0 {
 		n, err := call(fd, b, off)
@@ -103,8 +103,8 @@ func transfer(call func(int, []byte, int64) (int, error), fd int, b []byte, off 
 	return nil
 }
 
-// fd returns the descriptor of the raw device: buffered for reads from the page cache, direct
-// otherwise.
+// fd returns the descriptor for raw access: buffered for reads from the page cache, otherwise
+// direct.
 func (s *scratch) fd(from From) int {
 	if from == PageCache {
 		return s.buffered
@@ -112,7 +112,7 @@ func (s *scratch) fd(from From) int {
 	return s.direct
 }
 
-// drop removes the file from the page cache. The file must be on the disk.
+// drop drops the file from the page cache. The file must be synced.
 func (s *scratch) drop() error {
 	if err := unix.Fadvise(s.buffered, 0, 0, unix.FADV_DONTNEED); err != nil {
 		return fmt.Errorf("drop the file from the page cache: %w", err)
@@ -120,7 +120,7 @@ func (s *scratch) drop() error {
 	return nil
 }
 
-// warm reads the file into the page cache, through b.
+// warm reads the file into the page cache. b is the buffer.
 func (s *scratch) warm(ctx context.Context, b []byte) error {
 	for off := int64(0); off < s.bytes; off += int64(len(b)) {
 		if err := context.Cause(ctx); err != nil {
@@ -143,7 +143,7 @@ func (s *scratch) close() error {
 	return errors.Join(errs...)
 }
 
-// fileSystems maps the magic numbers of statfs(2) to names.
+// fileSystems maps magic numbers of statfs(2) to names.
 var fileSystems = map[int64]string{
 	unix.EXT4_SUPER_MAGIC: "ext4", unix.XFS_SUPER_MAGIC: "xfs", unix.BTRFS_SUPER_MAGIC: "btrfs", unix.TMPFS_MAGIC: "tmpfs",
 	unix.NFS_SUPER_MAGIC: "nfs", unix.OVERLAYFS_SUPER_MAGIC: "overlay", unix.F2FS_SUPER_MAGIC: "f2fs",

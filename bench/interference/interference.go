@@ -1,11 +1,10 @@
-// Package interference measures how much a computation on the device slows down while other work
-// runs.
+// Package interference measures how much other work slows down a computation on the device.
 //
-// The computation runs in windows of equal size, in pairs: one window with the work and one
-// without. The order alternates from pair to pair, so that a drift of the clock favors neither.
-// Between windows the computation continues, because the clock of a GPU rises after a pause. The
-// loss is one minus the ratio of the times of a pair, at the mean of all pairs, with the 95%
-// confidence interval of Student's t.
+// The computation runs in pairs of windows of equal size: one with the work and one without. The
+// order alternates from pair to pair to compensate for a drift of the GPU's clock rate. The
+// computation also runs between the windows, because a GPU raises its clock rate after a pause. The
+// loss of a pair is one minus the ratio of the two times. The result is the mean of all pairs with
+// its 95% confidence interval (Student's t).
 package interference
 
 import (
@@ -17,8 +16,8 @@ import (
 	"github.com/kvlane/kvlane/stream/copy/measure"
 )
 
-// Product is a computation that keeps the multiprocessors of the device busy, on its own queue: a
-// matrix product.
+// Product is a computation that keeps the multiprocessors of the device busy: a matrix product on
+// its own queue.
 type Product interface {
 	// Describe names the computation.
 	Describe() string
@@ -26,20 +25,21 @@ type Product interface {
 	Operations() float64
 	// Enqueue enqueues n products.
 	Enqueue(n int) error
-	// Record returns an event that completes after everything enqueued so far.
+	// Record returns an event that completes after all products enqueued so far.
 	Record() (device.Event, error)
 }
 
-// Loss is the share of the product's rate that the work costs.
+// Loss is the fraction of the product's rate that is lost because of the work.
 type Loss struct {
 	AloneTFLOPS, BesideTFLOPS float64 // medians of the windows without and with the work
 	Loss, Low, High           float64 // mean of the pairs, and its 95% confidence interval
 	GBps                      float64 // rate of the work in its windows
 }
 
-// Measure runs work beside p in the given number of pairs of windows of about the given length.
-// work runs until quit is set, calls moved after each completed part, and returns when nothing is
-// in progress. Measure calls it once for each window with work, from one goroutine at a time.
+// Measure runs work at the same time as p, in the given number of pairs of windows of approximately
+// the given length. work must run until quit is set, call moved after each completed part, and
+// return when nothing is in progress. It is called once for each window with work, by one goroutine
+// at a time.
 func Measure(
 	ctx context.Context, p Product, pairs int, length time.Duration, work func(ctx context.Context, quit *atomic.Bool, moved func(bytes int64)) error,
 ) (Loss, error) {

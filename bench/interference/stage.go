@@ -9,14 +9,14 @@ import (
 )
 
 const (
-	// warmup is the longest time for which the product runs before it is measured. The first run
-	// loads kernels, and the clock of a GPU takes that long to settle.
+	// warmup is the time for which the product runs before it is measured. The first product loads
+	// kernels, and the clock rate of a GPU takes this long to settle.
 	warmup = 300 * time.Millisecond
 	// calibrationProducts is the number of products that are timed to find the size of a window.
 	calibrationProducts = 8
 )
 
-// stage times windows of products.
+// stage measures the duration of windows of products.
 type stage struct {
 	product        Product
 	windowProducts int
@@ -37,7 +37,7 @@ func (st *stage) enqueue(n int) (device.Event, error) {
 	return st.product.Record()
 }
 
-// calibrate warms the product up and sets the number of products of a window of the given length.
+// calibrate warms up and sets the number of products in a window of the given length.
 func (st *stage) calibrate(ctx context.Context, length time.Duration) error {
 	for start := st.now(); ; {
 		if _, err := st.time(ctx, 1); err != nil {
@@ -70,12 +70,12 @@ func (st *stage) time(ctx context.Context, n int) (time.Duration, error) {
 }
 
 // run runs one window for each element of with, with or without the work. Before each window it
-// runs a lead of products, in which the work starts or stops. A window that begins too early for
-// that is repeated with a longer lead.
+// runs a lead of products in which the work starts or stops. If a window begins before the work has
+// started or stopped, it is repeated with a longer lead.
 func (st *stage) run(ctx context.Context, t *traffic, with []bool) (windows []window, err error) {
 	defer func() { err = errors.Join(err, t.stop()) }()
 	lead := max(1, st.windowProducts/2)
-	next, err := st.enqueue(4 * lead) // the next lead is enqueued before a window ends
+	next, err := st.enqueue(4 * lead) // the next lead must be enqueued before a window ends
 	if err != nil {
 		return nil, err
 	}
@@ -100,8 +100,8 @@ func (st *stage) run(ctx context.Context, t *traffic, with []bool) (windows []wi
 	return windows, next.Wait(ctx)
 }
 
-// window times one window. The window begins at *next, the end of its lead. window replaces *next
-// by the end of the following lead.
+// window measures one window. The window begins at *next, the end of its lead. window sets *next to
+// the end of the following lead.
 func (st *stage) window(ctx context.Context, t *traffic, next *device.Event, lead int) (w window, ready bool, err error) {
 	begin := *next
 	end, err := st.enqueue(st.windowProducts)

@@ -6,7 +6,7 @@ import (
 	"github.com/kvlane/kvlane/stream/copy/measure"
 )
 
-// deviation returns the standard deviation of a sample, with n-1 in the denominator.
+// deviation returns the standard deviation of a sample (n-1 in the denominator).
 func deviation(v []float64) float64 {
 	if len(v) < 2 {
 		return 0
@@ -18,11 +18,11 @@ func deviation(v []float64) float64 {
 	return math.Sqrt(sum / float64(len(v)-1))
 }
 
-// interval is a mean and the bounds of its 95% confidence interval.
+// interval is a mean with its 95% confidence interval.
 type interval struct{ mean, low, high float64 }
 
-// meanInterval returns the mean of v with the interval of Student's t, for independent samples of a
-// normal distribution. For fewer than two samples the interval is infinite.
+// meanInterval returns the mean of v with the confidence interval of Student's t, for independent,
+// normally distributed samples. For fewer than two samples the interval is infinite.
 func meanInterval(v []float64) interval {
 	m := measure.Mean(v)
 	if len(v) < 2 {
@@ -32,16 +32,16 @@ func meanInterval(v []float64) interval {
 	return interval{m, m - half, m + half}
 }
 
-// student975Table is the 0.975-quantile of Student's t by degrees of freedom, from 1.
+// student975Table has the 0.975 quantiles of Student's t by degrees of freedom, starting with 1.
 var student975Table = [...]float64{
 	12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622, 2.2281,
 	2.2010, 2.1788, 2.1604, 2.1448, 2.1314, 2.1199, 2.1098, 2.1009, 2.0930, 2.0860,
 	2.0796, 2.0739, 2.0687, 2.0639, 2.0595, 2.0555, 2.0518, 2.0484, 2.0452, 2.0423,
 }
 
-// student975 returns the 0.975-quantile of Student's t. Beyond the table the error is within 0.001:
-// the first two terms of the expansion in 1/df about the normal quantile (Abramowitz and Stegun
-// 26.7.5).
+// student975 returns the 0.975 quantile of Student's t. For values beyond the table it uses the
+// first two terms of the expansion in 1/df (Abramowitz and Stegun 26.7.5), with an error of at most
+// 0.001.
 func student975(df int) float64 {
 	if df <= len(student975Table) {
 		return student975Table[df-1]

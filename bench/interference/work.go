@@ -6,19 +6,20 @@ import (
 	"sync/atomic"
 )
 
-// traffic starts and stops the work in a goroutine.
+// traffic runs the work in a goroutine.
 type traffic struct {
 	work  func(ctx context.Context, quit *atomic.Bool, moved func(bytes int64)) error
-	total atomic.Int64 // completed bytes
+	total atomic.Int64 // number of completed bytes
 
-	quit  *atomic.Bool
-	warm  chan struct{} // closed after the first completed part
-	ended chan error    // receives the error of the running goroutine, and is closed; nil if none runs
-	// closing is ended of a goroutine after its quit was set.
+	quit *atomic.Bool
+	warm chan struct{} // closed after the first completed part
+	// receives the error of the running goroutine, then is closed; nil if none runs
+	ended chan error
+	// closing is the ended channel of a goroutine whose quit was set.
 	closing chan error
 }
 
-// set starts or stops the work, and does not wait for the change.
+// set starts or stops the work. It does not wait for the change.
 func (t *traffic) set(ctx context.Context, on bool) error {
 	switch {
 	case on && t.ended == nil:
@@ -38,8 +39,8 @@ func (t *traffic) set(ctx context.Context, on bool) error {
 	return nil
 }
 
-// ready reports whether the last call of set has taken effect. Failed work is ready; stop returns
-// its error.
+// ready reports whether the last call of set has taken effect. It also returns true for failed
+// work; stop returns the error.
 func (t *traffic) ready() bool {
 	if t.ended != nil {
 		select {

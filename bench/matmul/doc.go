@@ -1,7 +1,7 @@
-// Package matmul runs a matrix product that keeps the multiprocessors of a GPU busy while other
-// work is measured: bfloat16 matrices with random values and sums in 32 bits, by cublasLt, on its
-// own queue in the context of the device. It implements interference.Product on devices whose
-// queues have a CUstream.
+// Package matmul runs matrix products that keep the multiprocessors of a GPU busy while other work
+// is measured. The matrices are bfloat16 with random values and 32-bit accumulation. It uses
+// cublasLt on a separate queue. It implements interference.Product for devices whose queues are
+// CUstreams.
 //
 // A Product is not safe for concurrent use.
 package matmul

@@ -16,29 +16,29 @@ import (
 const (
 	// MaxRows is the maximum number of rows and columns of the matrices.
 	MaxRows = 8192
-	// MinRows is the minimum. Smaller products would fill the queue of the driver within a window,
-	// and the caller of Enqueue would block.
+	// MinRows is the minimum number of rows. Smaller products would fill the queue of the driver
+	// within a window, and Enqueue would block.
 	MinRows = 4096
-	// RowStep divides the rows and columns, as the fast algorithms of the library require.
+	// RowStep must divide the number of rows. The fast algorithms of the library require it.
 	RowStep = 64
-	// closeTimeout is the longest wait for enqueued products.
+	// closeTimeout is the maximum wait for enqueued products.
 	closeTimeout = 30 * time.Second
 )
 
-// gpu is a device whose calls need a context.
+// gpu is a device whose native calls need a context.
 type gpu interface {
 	device.Device
 	// Do calls f with the device's context current on the calling thread.
 	Do(f func() error) error
 }
 
-// stream is a queue that other libraries can use.
+// stream is a queue with a native handle for other libraries.
 type stream interface {
 	device.Queue
 	Handle() uintptr
 }
 
-// Product is the matrix product.
+// Product is a matrix product on one device.
 type Product struct {
 	dev     gpu
 	queue   stream
@@ -48,16 +48,16 @@ type Product struct {
 	a, b, d *mem.Region
 	scratch *mem.Region
 	host    *mem.Region // buffer for the initial values
-	// enqueue is kept to avoid an allocation per call.
+	// enqueue is stored to avoid an allocation per call.
 	enqueue func() error
-	times   int // products of the next call of enqueue
-	n       int // rows and columns
+	times   int // number of products of the next call of enqueue
+	n       int // number of rows and columns
 	closers []func() error
 }
 
-// Open loads cublasLt from path, or from the loader's path if that is empty, and fills matrices of
-// the given number of rows. The error wraps ErrNotSupported if there is no cublasLt, or if the
-// device is no CUDA GPU.
+// Open loads cublasLt and fills matrices with the given number of rows. path is the library; if it
+// is empty, the loader searches for the library. The error wraps ErrNotSupported if cublasLt is not
+// installed or the device is not a CUDA GPU.
 func Open(ctx context.Context, dev device.Device, path string, rows int) (_ *Product, err error) {
 	if rows < MinRows || rows > MaxRows || rows%RowStep != 0 {
 		return nil, fmt.Errorf("open matrix product of %d rows: must be a multiple of %d, from %d to %d: %w", rows, RowStep, MinRows, MaxRows, errdefs.ErrInvalid)
@@ -88,7 +88,7 @@ func Open(ctx context.Context, dev device.Device, path string, rows int) (_ *Pro
 
 func (p *Product) onClose(f func() error) { p.closers = append(p.closers, f) }
 
-// prepare runs in the device's context.
+// prepare opens the library handle and allocates memory. It must be called in the device's context.
 func (p *Product) prepare() (err error) {
 	if p.handle, err = p.lib.Open(); err != nil {
 		return err
@@ -136,7 +136,7 @@ func (p *Product) allocate() error {
 	return nil
 }
 
-// fill writes random values.
+// fill writes random values to the matrices.
 func (p *Product) fill(ctx context.Context) error {
 	for seed, m := range []*mem.Region{p.a, p.b} {
 		randomize(p.host.Bytes(), uint64(seed)<<40)
@@ -156,9 +156,9 @@ func (p *Product) fill(ctx context.Context) error {
 	return nil
 }
 
-// randomize fills b with bfloat16 numbers of -1, 0 and 1. Random mantissas take so much power that
-// the GPU lowers its clock by more than copies slow it down (H100: 620 to 800 TFLOP/s instead of
-// 800 to 900). The result would then describe the power limit.
+// randomize fills b with the bfloat16 values -1, 0 and 1. With random mantissas the GPU would reach
+// its power limit and reduce its clock rate by more than copies slow it down (H100: 620 to 800
+// TFLOP/s instead of 800 to 900).
 func randomize(b []byte, seed uint64) {
 	const one, sign = 0x3f80, 0x8000
 	for i := 0; i+8 <= len(b); i += 8 {
@@ -198,11 +198,11 @@ func (p *Product) enqueueAll() error {
 	return nil
 }
 
-// Record returns an event that completes after everything enqueued so far.
+// Record returns an event that completes after all products enqueued so far.
 func (p *Product) Record() (device.Event, error) { return p.queue.Record() }
 
-// Close waits for enqueued products and frees everything. It stops at the first failure, and may be
-// called again.
+// Close waits for enqueued products and frees everything. It stops at the first failure and may be
+// retried.
 func (p *Product) Close() error {
 	for len(p.closers) > 0 {
 		last := len(p.closers) - 1

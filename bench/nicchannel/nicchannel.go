@@ -1,5 +1,5 @@
-// Package nicchannel copies by a queue pair that is connected to itself, without a stream: the rate
-// of the NIC itself.
+// Package nicchannel copies with a loopback queue pair, without a stream. It measures the rate of
+// the NIC itself.
 package nicchannel
 
 import (
@@ -20,33 +20,33 @@ import (
 const (
 	defaultDepth        = 1024
 	defaultRequestBytes = 1 << 20
-	chainLength         = 64 // requests of one doorbell and one completion
+	chainLength         = 64 // requests with one doorbell and one completion
 
-	// replyTimeout is the longest wait for the next completion of a NIC.
+	// replyTimeout is the maximum wait for the next completion of a NIC.
 	replyTimeout = 20 * time.Second
-	// pollsPerCheck is the number of polls without a completion between two looks at the clock and
-	// the context.
+	// pollsPerCheck is the number of polls without a completion before the clock and the context
+	// are checked.
 	pollsPerCheck = 1024
 
-	// access is the set of rights that registered memory needs: a channel reads and writes it.
+	// access is the access that registered memory must permit: a channel reads and writes it.
 	access = rdma.AccessLocalWrite | rdma.AccessRemoteWrite | rdma.AccessRemoteRead
 
 	softProvider = "soft"
 )
 
-// Options configure a channel. Registry is required.
+// Options are the options of a channel. Registry is required.
 type Options struct {
-	// Registry is the NIC with its registered memory. It outlives the channel.
+	// Registry is the NIC with its registered memory. It must outlive the channel.
 	Registry *registry.Registry
 	Connect  rdma.ConnectOptions
-	// Depth is the largest number of outstanding requests. Default 1024, or the limit of the
+	// Depth is the maximum number of outstanding requests. Default 1024, or the limit of the
 	// device.
 	Depth int
 }
 
-// Channel copies lists of extents. A copy from a device to the host is a read, every other copy is
-// a write. The extents of one call of Move must not overlap. Channel implements bench.Channel. It
-// is not safe for concurrent use.
+// Channel copies lists of extents. Copies from a device to the host are RDMA reads, all other
+// copies are RDMA writes. The extents of one call of Move must not overlap. Channel implements
+// bench.Channel. It is not safe for concurrent use.
 type Channel struct {
 	*channel.Pair
 	channel      *channel.Channel // nil after Close
@@ -54,14 +54,14 @@ type Channel struct {
 	requestBytes int64
 	completions  []rdma.WC
 
-	memory map[*mem.Region]*handle // held until Close
+	memory map[*mem.Region]*handle // references held until Close
 	recent [2]*handle              // destination and source of the last copy
 
-	wrs  []rdma.SendWR // the next chain
+	wrs  []rdma.SendWR // requests of the next chain
 	sges []rdma.SGE
 }
 
-// handle holds the addresses and keys of a registered region.
+// handle has the address and the keys of a registered region.
 type handle struct {
 	region     *mem.Region
 	memory     *registry.Memory
@@ -69,7 +69,7 @@ type handle struct {
 	lkey, rkey uint32
 }
 
-// Open opens a channel with a queue pair and a completion queue of its own.
+// Open opens a channel with its own queue pair and completion queue.
 func Open(o Options) (_ *Channel, err error) {
 	if o.Registry == nil || o.Depth < 0 {
 		return nil, fmt.Errorf("open NIC channel of %d requests: it needs a NIC: %w", o.Depth, errdefs.ErrInvalid)
@@ -97,7 +97,7 @@ func Open(o Options) (_ *Channel, err error) {
 	return c, nil
 }
 
-// Path returns stream.PathNIC, or stream.PathNICSoft for a NIC in software.
+// Path returns stream.PathNIC, or stream.PathNICSoft for a software NIC.
 func (c *Channel) Path() stream.Path {
 	if c.reg.Device().Info().Provider == softProvider {
 		return stream.PathNICSoft
@@ -105,9 +105,9 @@ func (c *Channel) Path() stream.Path {
 	return stream.PathNIC
 }
 
-// Move implements bench.Channel. The batches are lists of extents of registered regions. posted is
-// the time after the last request was posted, which may have waited for space in the queue. After
-// an error the channel can only be closed, and requests may be under way until then.
+// Move implements bench.Channel. The batches must be lists of extents in registered regions. posted
+// is the time after the last request was posted; posting may wait for space in the queue. After an
+// error the channel must be closed, and requests may be in progress until then.
 func (c *Channel) Move(ctx context.Context, batches []mem.Batch) (posted time.Time, err error) {
 	for i := range batches {
 		b := &batches[i]
@@ -132,7 +132,7 @@ func (c *Channel) Move(ctx context.Context, batches []mem.Batch) (posted time.Ti
 	return posted, nil
 }
 
-// copy adds the requests of one copy to the chain, and posts each full chain.
+// copy adds the requests of one copy to the chain. It posts each full chain.
 func (c *Channel) copy(ctx context.Context, dst, src mem.Extent) error {
 	to, err := c.find(dst.Region, 0)
 	if err != nil {
@@ -164,8 +164,8 @@ func (c *Channel) copy(ctx context.Context, dst, src mem.Extent) error {
 	return nil
 }
 
-// find returns the handle of a registered region, and holds the registration until Close. side
-// indexes c.recent.
+// find returns the handle of a registered region. It keeps the memory registered until Close. side
+// is an index of c.recent.
 func (c *Channel) find(r *mem.Region, side int) (*handle, error) {
 	if h := c.recent[side]; h.region == r {
 		return h, nil
@@ -184,8 +184,7 @@ func (c *Channel) find(r *mem.Region, side int) (*handle, error) {
 	return h, nil
 }
 
-// post waits for space in the queue and posts the chain. Only its last request completes with an
-// event.
+// post waits for space in the queue and posts the chain. Only the last request has a completion.
 func (c *Channel) post(ctx context.Context) error {
 	n := len(c.wrs)
 	if n == 0 {
@@ -202,8 +201,8 @@ func (c *Channel) post(ctx context.Context) error {
 	return err
 }
 
-// waitCompletions polls until at least one request has completed. It fails when ctx ends, when a
-// request failed, or when the NIC is silent for replyTimeout.
+// waitCompletions polls until at least one request has completed. It returns an error if ctx ends,
+// a request fails, or there is no completion for replyTimeout.
 func (c *Channel) waitCompletions(ctx context.Context) error {
 	var since time.Time
 	for n := 1; ; n++ {
@@ -232,12 +231,12 @@ func (c *Channel) waitCompletions(ctx context.Context) error {
 				return fmt.Errorf("%d requests did not complete in %v: %w", c.Outstanding(), replyTimeout, context.DeadlineExceeded)
 			}
 		}
-		runtime.Gosched() // a NIC in software may need the processor
+		runtime.Gosched() // a software NIC may need the processor
 	}
 }
 
-// Close frees the channel when its queue pair no longer uses any memory. It may be called again
-// after an error.
+// Close closes the channel. When it returns nil, the queue pair no longer uses memory. After an
+// error it may be retried.
 func (c *Channel) Close(context.Context) error {
 	if c.channel != nil {
 		if err := c.channel.Close(); err != nil {

@@ -12,8 +12,8 @@ import (
 	"github.com/kvlane/kvlane/bench/interference"
 )
 
-// besideTime returns the expected duration of the measurement beside the product: the windows, and
-// a third for the time between them.
+// besideTime returns the expected duration of the measurement with a product: the windows, and a
+// third more for the time between them.
 func (o *Options) besideTime() time.Duration {
 	if o.OpenProduct == nil {
 		return 0
@@ -22,7 +22,7 @@ func (o *Options) besideTime() time.Duration {
 	return time.Duration(places*2*o.Pairs) * o.Window * 4 / 3
 }
 
-// measureProductCost measures the cost of loads and dumps for the product.
+// measureProductCost measures how much loads and dumps slow down the product.
 func (r *run) measureProductCost(ctx context.Context, rig *rig) (err error) {
 	p, err := r.o.OpenProduct(ctx, rig.engine.Device())
 	if err != nil {

@@ -16,17 +16,17 @@ import (
 
 const (
 	dropWorkers = 16
-	// One of sampled files is checked for pages in memory.
+	// sampled is the inverse of the fraction of files that are checked for pages in memory.
 	sampled = 16
-	// Pages that a CPU has just used stay in memory for a while, so the request is repeated with a
-	// pause.
+	// Pages that a CPU has recently used stay in memory for a while, so dropping is retried with
+	// pauses.
 	dropTries = 50
 	dropPause = 10 * time.Millisecond
 )
 
-// dropFiles removes the files of blocks in the directory of a file tier or a log from the page
-// cache. With ask it checks some of the files; this may read them again. The error wraps
-// ErrNotSupported if the file system keeps them in memory.
+// dropFiles drops the files of blocks in the directory of a file tier or a log from the page cache.
+// If ask is true, it checks some of the files, which may read them again. The error wraps
+// ErrNotSupported if the file system keeps the pages in memory.
 func dropFiles(dir string, keys []block.Key, ask bool) error {
 	names, err := filepath.Glob(filepath.Join(dir, "seg-*"))
 	if err != nil {
@@ -60,7 +60,7 @@ func dropFile(dir, name string, ask bool) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, f.Close()) }()
-	// Dirty pages stay in memory.
+	// Only clean pages can be dropped.
 	if err := f.Sync(); err != nil {
 		return err
 	}

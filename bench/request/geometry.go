@@ -10,26 +10,26 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 )
 
-// Geometry describes the blocks of a model, in one or several page groups. A request's block of
-// tokens is one block of each group.
+// Geometry describes the blocks of a model in one or several page groups. A block of tokens has one
+// block in each group.
 type Geometry struct {
 	Name, About string
 	Groups      []Group
 }
 
-// Group describes the blocks of a page group: Shards that are loaded one after the other, each of
-// Planes pieces.
+// Group describes the blocks of a page group. A block has Shards that are loaded one after another,
+// each with Planes pieces.
 type Group struct {
-	Name       string // with several groups
-	Layers     []int  // with several groups: the layers of the model
+	Name       string // set if there are several groups
+	Layers     []int  // layers of the model; set if there are several groups
 	Shards     int    // layers, or groups of layers
-	Planes     int    // pieces of a shard
+	Planes     int    // number of pieces of a shard
 	PieceBytes int64  // contiguous on the device
 
 	identity block.Identity
 }
 
-// geometries are the named geometries.
+// geometries are the predefined geometries.
 var geometries = []Geometry{
 	only("70b-tp8", "32 layers of a 70B model on one rank of 8: K and V of 4 KiB", Group{
 		Shards: 32, Planes: 2, PieceBytes: 4 << 10,
@@ -54,8 +54,8 @@ func only(name, about string, g Group) Geometry {
 	return Geometry{Name: name, About: about, Groups: []Group{g}}
 }
 
-// hybrid interleaves layers: of each five, three have a sliding window and half the heads, one has
-// full attention, and one has a recurrent state.
+// hybrid returns a geometry with interleaved layer types: of each five layers, three have a sliding
+// window and half the heads, one has full attention, and one has a recurrent state.
 func hybrid() Geometry {
 	sliding := Group{
 		Name: "sliding", Planes: 2, PieceBytes: 16 << 10,
@@ -92,10 +92,10 @@ func hybrid() Geometry {
 	return out
 }
 
-// Geometries returns the named geometries.
+// Geometries returns the predefined geometries.
 func Geometries() []Geometry { return slices.Clone(geometries) }
 
-// GeometryByName returns a geometry. The error lists the names.
+// GeometryByName returns the predefined geometry with a name. The error lists the valid names.
 func GeometryByName(name string) (Geometry, error) {
 	var names []string
 	for _, g := range geometries {
@@ -107,7 +107,7 @@ func GeometryByName(name string) (Geometry, error) {
 	return Geometry{}, fmt.Errorf("unknown geometry %q: must be one of %s: %w", name, strings.Join(names, ", "), errdefs.ErrInvalid)
 }
 
-// BlockBytes returns the bytes of a block of tokens in the pages of all page groups.
+// BlockBytes returns the total length of a block of tokens in the pages of all groups.
 func (g *Geometry) BlockBytes() int64 {
 	n := int64(0)
 	for _, p := range g.Groups {
@@ -125,7 +125,7 @@ func (g *Geometry) PieceBytes() int64 {
 	return n
 }
 
-// Shards returns the number of shards of a request, of all page groups.
+// Shards returns the number of shards of a block in all page groups.
 func (g *Geometry) Shards() int {
 	n := 0
 	for _, p := range g.Groups {
@@ -134,7 +134,7 @@ func (g *Geometry) Shards() int {
 	return n
 }
 
-// blocks returns the blocks of each page group.
+// blocks returns the block descriptions of the page groups.
 func (g *Geometry) blocks() ([]kvlane.Blocks, error) {
 	var all []kvlane.Blocks
 	for _, p := range g.Groups {

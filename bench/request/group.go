@@ -20,12 +20,12 @@ import (
 const (
 	minRounds = 5
 	maxReps   = 1000
-	// A contender has one repetition per round, or as many as fit into roundTime.
+	// In a round a contender has one repetition, or as many as fit into roundTime.
 	roundTime = 3 * time.Millisecond
 	mostReps  = 16
 )
 
-// entrant is a contender in a group: requests that are made at the same time, again and again.
+// entrant is a contender in a group: a set of requests that are repeatedly made concurrently.
 type entrant struct {
 	place   Place
 	rig     *rig
@@ -33,8 +33,8 @@ type entrant struct {
 	samples samples
 }
 
-// group measures all contenders of one size and number of requests in interleaved rounds, with
-// large copies between the rounds.
+// group measures all contenders of one request size and number of requests in interleaved rounds,
+// with large copies between the rounds.
 type group struct {
 	rig              *rig
 	blocks, requests int
@@ -47,7 +47,7 @@ func (g *group) name() string {
 	return fmt.Sprintf("%s, %d x %d blocks", g.rig.geometry.Name, g.requests, g.blocks)
 }
 
-// openEntrants creates the contenders.
+// openEntrants creates the contenders of the group.
 func (g *group) openEntrants() {
 	o := g.rig.o
 	for _, w := range o.Work {
@@ -91,7 +91,7 @@ func (g *group) add(p Place, lanes func(Place) []*lane) {
 	g.entrants = append(g.entrants, e)
 }
 
-// lanes returns the lanes of a place's requests.
+// lanes returns a lane for each request of a place.
 func (g *group) lanes(p Place) []*lane {
 	var all []*lane
 	for i := range g.requests {
@@ -115,7 +115,7 @@ func (g *group) lanes(p Place) []*lane {
 	return all
 }
 
-// bareLane returns the lane that copies the pages of all requests by a bare stream.
+// bareLane returns the lane that copies the pages of all requests with a stream, without the store.
 func (g *group) bareLane(p Place) []*lane {
 	r, n := g.rig, g.requests*g.blocks
 	paged := &mem.Paged{Dir: mem.ToPages}
@@ -136,8 +136,8 @@ func (g *group) bareLane(p Place) []*lane {
 	return []*lane{{rig: r, work: p.Work, raw: &mem.Batch{Paged: paged}}}
 }
 
-// measure measures until the deadline, and each contender at least minRounds times unless the
-// budget ends first.
+// measure measures until the deadline. Each contender is measured at least minRounds times unless
+// the budget ends first.
 func (g *group) measure(ctx context.Context, deadline time.Time, budget *bench.Budget) ([]Point, error) {
 	g.openEntrants()
 	g.large = make(map[Work][]float64)
@@ -154,7 +154,7 @@ func (g *group) measure(ctx context.Context, deadline time.Time, budget *bench.B
 			g.large[w] = append(g.large[w], gbps)
 		}
 		for i := range g.entrants {
-			// Each contender follows each other one.
+			// Rotate the order in each round.
 			e := g.entrants[(i+round)%len(g.entrants)]
 			if round < minRounds && budget.Over() {
 				return nil, bench.ErrOverBudget
@@ -167,8 +167,8 @@ func (g *group) measure(ctx context.Context, deadline time.Time, budget *bench.B
 	return g.points(), nil
 }
 
-// verify makes the requests of every contender once, without counting them, and compares the bytes.
-// Contenders that the machine does not support are left out.
+// verify makes the requests of every contender once and compares the bytes. These requests are not
+// counted. It excludes contenders that the machine does not support.
 func (g *group) verify(ctx context.Context) error {
 	var all []*entrant
 	for _, e := range g.entrants {
@@ -195,19 +195,19 @@ func (e *entrant) isBare() bool { return e.lanes[0].raw != nil }
 
 func (e *entrant) readsFiles() bool { return e.place.By == Raw }
 
-// reps returns the number of repetitions of the next round.
+// reps returns the number of repetitions in the next round.
 func (e *entrant) reps() int {
 	n := int(float64(roundTime.Microseconds()) / max(measure.Quantile(slices.Clone(e.samples.walls), 0.5), 1))
 	if e.place.Hits == InPageCache || e.place.Hits == OnDisk || n < 1 {
 		return 1 // loaded blocks are in the cache afterwards
 	}
 	if e.place.Work != Load && !e.isBare() {
-		n = min(n, e.rig.most/(e.place.Blocks*e.place.Requests)) // limit of the cache
+		n = min(n, e.rig.most/(e.place.Blocks*e.place.Requests)) // limit of the cache size
 	}
 	return max(min(n, mostReps, maxReps-len(e.samples.walls)), 1)
 }
 
-// measureRound makes the requests reps times, and records them.
+// measureRound makes the requests reps times and records the results.
 func (e *entrant) measureRound(ctx context.Context, reps int) error {
 	dumped, err := e.prepare(ctx, reps, false)
 	if err != nil {
@@ -228,8 +228,8 @@ func (e *entrant) measureRound(ctx context.Context, reps int) error {
 	return e.rig.forget(ctx, dumped, allTiers)
 }
 
-// verify makes the requests once and compares every byte: of loads at their destination, of dumps
-// after they were loaded again.
+// verify makes the requests once and compares every byte: loaded bytes at their destination, dumped
+// bytes after loading them again.
 func (e *entrant) verify(ctx context.Context) error {
 	n := e.place.Blocks * e.place.Requests
 	loads, dumps := e.place.Work != Dump && !e.isBare() && !e.readsFiles(), e.place.Work != Load && !e.isBare()
@@ -259,7 +259,7 @@ func (e *entrant) verify(ctx context.Context) error {
 	return e.rig.forget(ctx, dumped, allTiers)
 }
 
-// loadBack loads blocks to their source pages, and compares them.
+// loadBack loads blocks to their source pages and compares them.
 func (r *rig) loadBack(ctx context.Context, refs []kvlane.Ref) error {
 	n := len(refs) / len(r.caches)
 	if err := r.poison(ctx, &r.dumps, n); err != nil {
@@ -275,8 +275,8 @@ func (r *rig) loadBack(ctx context.Context, refs []kvlane.Ref) error {
 	return r.check(ctx, &r.dumps, n)
 }
 
-// prepare moves the blocks of loads to their place, and returns new blocks for reps repetitions of
-// dumps.
+// prepare puts the blocks of loads into the tier of the place. It returns the references of new
+// blocks for reps repetitions of dumps.
 func (e *entrant) prepare(ctx context.Context, reps int, ask bool) (dumped []kvlane.Ref, err error) {
 	r, n := e.rig, e.place.Blocks*e.place.Requests
 	if e.isBare() {
@@ -324,7 +324,7 @@ func (e *entrant) next(dumped []kvlane.Ref, i int) {
 	}
 }
 
-// make makes the requests at the same time.
+// make makes the requests concurrently.
 func (e *entrant) make(ctx context.Context) error {
 	if len(e.lanes) == 1 {
 		return e.lanes[0].run(ctx, time.Now())

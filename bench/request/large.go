@@ -11,7 +11,8 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// large makes the one large copy, C: in each direction, and in both at once, on queues of its own.
+// large makes the large copies C in each direction, and in both directions concurrently. It has its
+// own queues.
 type large struct {
 	in, out device.Queue
 	toDevice,
@@ -38,7 +39,7 @@ func newLarge(r *rig) (*large, error) {
 	return l, nil
 }
 
-// sample makes the copy for a kind of work, and returns its rate.
+// sample makes a large copy for a kind of work and returns its rate.
 func (l *large) sample(ctx context.Context, w Work) (float64, error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()

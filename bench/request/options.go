@@ -22,37 +22,37 @@ type Product interface {
 	Close() error
 }
 
-// Work is the work of requests.
+// Work is the kind of requests.
 type Work string
 
-// The kinds of work.
+// Kinds of requests.
 const (
 	Load Work = "load"
 	Dump Work = "dump"
-	Both Work = "both" // as many loads as dumps, started at the same time
+	Both Work = "both" // as many loads as dumps, started concurrently
 )
 
-// Hits is the place of the blocks of loads.
+// Hits is the location of the blocks to load.
 type Hits string
 
-// Places of blocks.
+// Locations of blocks.
 const (
 	InCache     Hits = "cache"
-	InPageCache Hits = "page-cache" // files in the page cache
-	OnDisk      Hits = "disk"       // files that are not in the page cache
+	InPageCache Hits = "page-cache" // in files in the page cache
+	OnDisk      Hits = "disk"       // in files that are not in the page cache
 )
 
-// By is how loads read files.
+// By is the method by which loads read files.
 type By string
 
-// The ways to read files. Each is measured with the same blocks.
+// Methods of reading files. Each is measured with the same blocks.
 const (
-	Direct By = "direct" // by cuFile
+	Direct By = "direct" // with cuFile
 	Pinned By = "pinned" // through pinned memory
 	Raw    By = "raw"    // by pread to pinned memory, without a store and unverified
 )
 
-// promotion returns the option of loads.
+// promotion returns the load option for the method.
 func (b By) promotion() kvlane.Promotion {
 	switch b {
 	case Direct:
@@ -69,36 +69,38 @@ type Form string
 // The forms of requests.
 const (
 	Whole  Form = "whole"
-	Layers Form = "layers" // all layers are requested at once, and waited for in order
+	Layers Form = "layers" // all layers are requested together and waited for in order
 )
 
-// Options configure a run. Zero values are the defaults, which are smaller on the simulated device.
+// Options are the options of a run. Zero values have defaults, which are smaller for the simulated
+// device.
 type Options struct {
 	// Engine is the configuration of the engines. The run sets the blocks and the directory, and
-	// raises CacheBytes to the needs of the largest requests. With Device.Sim.Still nothing is
+	// increases CacheBytes if the largest requests need more. With Device.Sim.Still, nothing is
 	// verified.
 	Engine kvlane.Config
-	// Open opens engines. The run closes them. Default kvlane.Open.
+	// Open opens engines; the run closes them. Default kvlane.Open.
 	Open func(context.Context, kvlane.Config) (*kvlane.Engine, error)
 
-	Geometries []string // by name; default 70b-tp8
-	Blocks     []int    // of one request; default 1, 8, 64, 128, 1024, 8192
-	Requests   []int    // at a time; default 1, 8, 32
+	Geometries []string // names of geometries; default 70b-tp8
+	Blocks     []int    // blocks of one request; default 1, 8, 64, 128, 1024, 8192
+	Requests   []int    // concurrent requests; default 1, 8, 32
 	Work       []Work   // default load, dump and both
 	Forms      []Form   // default both
-	// default InCache, or InPageCache if Engine's pipeline has no cache; the others need Dir
+	// Hits defaults to InCache, or to InPageCache if Engine's pipeline has no cache. Other values
+	// require Dir.
 	Hits []Hits
-	// Dir is the directory in which the file tier gets a directory of its own, which is removed at
-	// the end. Dumps are then durable in it.
+	// Dir is the directory in which the run creates a directory for the file tier, and removes it
+	// at the end. If it is set, dumps are durable.
 	Dir string
-	// Bytes is the maximum of all requests at a time. Larger groups are left out. Default 2 GiB
-	// (simulated: 8 MiB).
+	// Bytes is the maximum total length of concurrent requests. Larger groups are skipped. Default
+	// 2 GiB (simulated: 8 MiB).
 	Bytes int64
-	// LargeBytes is the length of the one large copy. Default 256 MiB (simulated: 4 MiB).
+	// LargeBytes is the length of a large copy. Default 256 MiB (simulated: 4 MiB).
 	LargeBytes int64
-	// Budget is the duration of the run including its set-up, counted from Began (zero: the call of
-	// Run). Groups that do not fit are left out and named. The first measured groups are far apart.
-	// Default 2 minutes (simulated: 10 s), and more with a Product.
+	// Budget is the duration of the run including its setup, counted from Began (zero: the call of
+	// Run). Groups that do not fit are skipped and listed in the report. The first measured groups
+	// are far apart. Default 2 minutes (simulated: 10 s), and more with a Product.
 	Budget time.Duration
 	Began  time.Time
 	// Quick measures fewer points in 15 s (simulated: 3 s): loads and dumps of 1, 64 and 1024
@@ -106,20 +108,21 @@ type Options struct {
 	Quick bool
 	Seed  uint64
 
-	// OpenProduct, if set, opens the product for the measurement beside it. The run closes it.
-	// Meanwhile there are BesideRequests requests of BesideBlocks blocks. Default 2, and the
-	// largest number of blocks up to 1024.
+	// OpenProduct opens the product that runs concurrently with BesideRequests requests of
+	// BesideBlocks blocks. The run closes it. Optional. The defaults are 2 requests of the largest
+	// number of blocks up to 1024.
 	OpenProduct                  func(ctx context.Context, dev device.Device) (Product, error)
 	BesideBlocks, BesideRequests int
-	Pairs                        int           // windows with requests, and as many without; default 20
-	Window                       time.Duration // default 50 ms
+	// number of windows with requests, and of windows without; default 20
+	Pairs  int
+	Window time.Duration // default 50 ms
 
-	// Progress, if set, is called before every group. Notice, if set, is called if not all groups
-	// will fit.
+	// Progress is called before every group. Notice is called if not all groups will fit. Both are
+	// optional.
 	Progress func(done, total int, what string)
 	Notice   func(text string)
 
-	// Tests set them: the clock of the budget, and the maximum number of rounds of a group.
+	// For tests: the clock of the budget, and the maximum number of rounds of a group.
 	clock  func() time.Time
 	rounds int
 }
@@ -148,17 +151,17 @@ func list[T any](v *[]T, to ...T) {
 
 func (o *Options) simulated() bool { return o.Engine.Device.Driver == kvlane.Sim }
 
-// still reports whether the device completes copies without making them.
+// still reports whether the device is simulated and does not make copies.
 func (o *Options) still() bool { return o.simulated() && o.Engine.Device.Sim.Still }
 
 // cached reports whether the pipeline has a cache.
 func (o *Options) cached() bool {
 	tiers, err := settings.ParsePipeline(o.Engine.Store.Pipeline)
-	// no pipeline is named, or validate reports the error
+	// without a valid pipeline, assume the default; validate reports the error
 	return err != nil || tiers[0] == cache.Name
 }
 
-// nearest returns the fastest place of blocks.
+// nearest returns the fastest location of blocks.
 func (o *Options) nearest() Hits {
 	if o.cached() {
 		return InCache
@@ -206,7 +209,7 @@ func (o Options) withDefaults() Options {
 	return o
 }
 
-// Validate reports every problem before anything is opened.
+// Validate reports all errors. It opens nothing.
 func (o Options) Validate() error {
 	o = o.withDefaults()
 	return o.validate()
@@ -223,7 +226,7 @@ func (o *Options) validate() error {
 		}
 	}
 	blocks := o.Blocks
-	// the default is one of them
+	// the default is one of blocks
 	if o.BesideBlocks != 0 && !slices.Contains(blocks, o.BesideBlocks) {
 		blocks = append([]int{o.BesideBlocks}, blocks...)
 	}
@@ -275,7 +278,7 @@ func (o *Options) validate() error {
 	return errors.Join(errs...)
 }
 
-// fits reports geometries without a group to measure.
+// fits reports geometries for which no group can be measured.
 func (o *Options) fits() error {
 	for _, name := range o.Geometries {
 		g, err := GeometryByName(name)

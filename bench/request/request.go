@@ -10,30 +10,30 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// patience is the timeout of a request. The wait for failed requests takes at most twice as long.
+// patience is the timeout of a request. Waiting for failed requests takes at most twice as long.
 const patience = time.Minute
 
-// lane makes requests one after the other, with the same pages. Its times count from the begin
-// argument.
+// lane makes one request at a time, always with the same pages. Its times are relative to the
+// argument begin.
 type lane struct {
 	rig  *rig
 	work Work       // Load or Dump
-	raw  *mem.Batch // if set, a batch of a bare stream instead of a request
-	// With Raw: the ranges of files that are read instead of a request, once they are found, and
-	// flags to open these files.
+	raw  *mem.Batch // batch of a stream to submit instead of a request to the store, or nil
+	// With Raw, parts are the file ranges to read instead of a request, found on first use, and
+	// openFlags are the flags to open these files.
 	parts     []filePart
 	openFlags int
 	layers    bool
 	by        By
-	tier      string // tier in which a load must find its blocks; empty: any
+	tier      string // tier in which a load must find its blocks; empty: any tier
 	refs      []kvlane.Ref
 	keys      []kvlane.Key
 
-	leased  time.Duration   // of a load: LeasePrefix returned
-	begun   time.Duration   // and Load returned
-	free    time.Duration   // verified in pages; of a dump, source pages are free
-	durable time.Duration   // of a dump
-	arrived []time.Duration // by layer, of a load by layers
+	leased  time.Duration   // for a load: LeasePrefix returned
+	begun   time.Duration   // for a load: Load returned
+	free    time.Duration   // for a load: verified in pages; for a dump: source pages are free
+	durable time.Duration   // for a dump: blocks are durable
+	arrived []time.Duration // for a layerwise load: layers are loaded
 }
 
 // run makes one request.
@@ -91,7 +91,7 @@ func (l *lane) load(ctx context.Context, begin time.Time) error {
 	}
 	l.free = time.Since(begin)
 	if err != nil {
-		task.Cancel() // the rig's close waits for it
+		task.Cancel() // close of the rig waits for the task
 		return err
 	}
 	if found := lease.Tier(len(l.keys) - 1); l.tier != "" && found != l.tier {

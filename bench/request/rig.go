@@ -20,15 +20,15 @@ import (
 	"github.com/kvlane/kvlane/tier/file"
 )
 
-// pageSet is a set of pages with their content. Pages of all page groups of a block of tokens are
-// adjacent.
+// pageSet is a set of pages and their contents. The pages of a block of tokens in all page groups
+// are adjacent.
 type pageSet struct {
 	pages []uint32
 	seeds []uint64
-	keys  []kvlane.Key // of the blocks of loads; nil for source pages of dumps
+	keys  []kvlane.Key // keys of the blocks to load; nil for source pages of dumps
 }
 
-// of returns the pages and seeds of the first n blocks in a page group.
+// of returns the pages and seeds of the first n blocks in one page group.
 func (s *pageSet) of(group, groups, n int) (pages []uint32, seeds []uint64) {
 	for i := group; i < n*groups; i += groups {
 		pages, seeds = append(pages, s.pages[i]), append(seeds, s.seeds[i])
@@ -36,22 +36,22 @@ func (s *pageSet) of(group, groups, n int) (pages []uint32, seeds []uint64) {
 	return pages, seeds
 }
 
-// rig is an engine of one geometry, with a store that has the blocks of loads.
+// rig is an engine for one geometry. Its store has the blocks to load.
 type rig struct {
 	o        *Options
 	geometry Geometry
 	engine   *kvlane.Engine
-	dir      string          // of the file tier; empty: none
-	blocks   []kvlane.Blocks // by page group, as the next two
+	dir      string          // directory of the file tier; empty: none
+	blocks   []kvlane.Blocks // by page group, like the next two
 	caches   []*kvcache.Cache
 	painters []*kvcache.Painter
 	pages    *kvlane.Cache // pages of all page groups, registered with the engine
 	raw      stream.EventStream
-	host     *mem.Region // for the large copy, and slots for the bare stream
+	host     *mem.Region // memory for the large copy, and slots for the stream without a store
 	large    *large
 	loads    pageSet
 	dumps    pageSet
-	most     int // blocks of a repetition, in each direction
+	most     int // maximum number of blocks of a repetition in each direction
 
 	fresh      atomic.Uint64 // number of created keys
 	poisoned   uint64
@@ -61,7 +61,8 @@ type rig struct {
 
 func (r *rig) onClose(f func(context.Context) error) { r.closers = append(r.closers, f) }
 
-// close closes in reverse order. It stops at the first failure, because the rest may be in use.
+// close releases resources in reverse order. It stops at the first failure, because the others may
+// still be in use.
 func (r *rig) close() error {
 	ctx, cancel := context.WithTimeout(context.Background(), 2*patience)
 	defer cancel()
@@ -75,8 +76,8 @@ func (r *rig) close() error {
 	return nil
 }
 
-// cacheBytes returns the smallest cache for the loads and dumps. Leases hold five eighths of the
-// slots, and dumped blocks are in the cache beside loaded ones.
+// cacheBytes returns the minimum cache size for the loads and dumps. Leases may use at most five
+// eighths of the slots, and dumped blocks are also in the cache.
 func (r *rig) cacheBytes(loads, dumps bool) int64 {
 	slots := 4
 	if loads {
@@ -130,7 +131,7 @@ func newRig(ctx context.Context, o *Options, g Geometry, most int) (_ *rig, err 
 // lower returns the name of the tier below the cache.
 func (r *rig) lower() string {
 	tiers, err := settings.ParsePipeline(r.o.Engine.Store.Pipeline)
-	if err != nil { // no pipeline is named
+	if err != nil { // no valid pipeline
 		return file.Name
 	}
 	return tiers[len(tiers)-1]
@@ -156,7 +157,7 @@ func (r *rig) config(cacheBytes int64) kvlane.Config {
 	return c
 }
 
-// allocate allocates the KV cache and the memory of reference copies, and opens their stream.
+// allocate allocates the KV cache and the memory for reference copies, and opens their stream.
 func (r *rig) allocate(ctx context.Context, loads, dumps bool) (err error) {
 	dev, pages := r.engine.Device(), 0
 	for _, used := range []bool{loads, dumps} {
@@ -201,7 +202,7 @@ func (r *rig) allocate(ctx context.Context, loads, dumps bool) (err error) {
 	return nil
 }
 
-// allocateGroup allocates the KV cache of a page group, with the painter that fills and checks it.
+// allocateGroup allocates the KV cache of a page group and its painter.
 func (r *rig) allocateGroup(k, pages int) (m kvlane.CacheMemory, err error) {
 	c, err := kvcache.New(r.engine.Device(), r.blocks[k].Layout, r.geometry.Groups[k].Planes, pages, r.o.Seed+uint64(k))
 	if err != nil {
@@ -241,7 +242,7 @@ func (r *rig) paint(ctx context.Context, set *pageSet, number int) error {
 	return r.fill(ctx, set, r.most)
 }
 
-// fill writes the content of the first n blocks of a set to their pages.
+// fill writes the contents of the first n blocks of a set to their pages.
 func (r *rig) fill(ctx context.Context, set *pageSet, n int) error {
 	if r.o.still() {
 		return nil
@@ -255,7 +256,7 @@ func (r *rig) fill(ctx context.Context, set *pageSet, n int) error {
 	return nil
 }
 
-// prime dumps the blocks of loads.
+// prime dumps the blocks to load.
 func (r *rig) prime(ctx context.Context) error {
 	set := &r.loads
 	var err error
@@ -266,7 +267,7 @@ func (r *rig) prime(ctx context.Context) error {
 	return l.run(ctx, time.Now())
 }
 
-// newKeys returns new keys for n blocks of tokens, in all page groups.
+// newKeys returns unused keys for n blocks of tokens in all page groups.
 func (r *rig) newKeys(n int) ([]kvlane.Key, error) {
 	keys := make([]kvlane.Key, 0, n*len(r.caches))
 	var hash [8]byte
@@ -301,8 +302,8 @@ func (r *rig) poison(ctx context.Context, set *pageSet, n int) error {
 	return r.fill(ctx, &other, n)
 }
 
-// check compares the pages of the first n blocks of a set with their expected content. Wrong bytes
-// are ErrCorrupt.
+// check compares the pages of the first n blocks of a set with their expected contents. It returns
+// ErrCorrupt if they differ.
 func (r *rig) check(ctx context.Context, set *pageSet, n int) error {
 	if r.o.still() {
 		return nil
@@ -350,8 +351,8 @@ func (r *rig) forget(ctx context.Context, refs []kvlane.Ref, most int) error {
 
 const allTiers = math.MaxInt
 
-// retry calls f until the block is not in use. A lease or a write below may release it a moment
-// after its end.
+// retry calls f until it does not return ErrBusy. A lease or a write to a lower tier may release a
+// block shortly after it has ended.
 func retry(ctx context.Context, f func() error) error {
 	for end := time.Now().Add(patience); ; {
 		err := f()

@@ -12,10 +12,9 @@ import (
 	"github.com/kvlane/kvlane/stream/copy/measure"
 )
 
-// Run measures. It opens an engine for each geometry and closes it. It returns ErrCorrupt if wrong
-// bytes arrived, ErrInvalid if the budget ended before a group was measured, and the cause of ctx
-// if that ended. In the last case it also returns a report of the measured groups, which is marked
-// as incomplete.
+// Run measures. It opens and closes an engine for each geometry. It returns ErrCorrupt if bytes are
+// wrong, ErrInvalid if the budget ended before a group was measured, and the cause of ctx if ctx
+// ends. In the last case it also returns a report of the measured groups, marked as incomplete.
 func Run(ctx context.Context, o Options) (*Report, error) {
 	o = o.withDefaults()
 	if err := o.validate(); err != nil {
@@ -38,20 +37,20 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 	return bench.Outcome(ctx, r.budget, r.rep, &r.rep.Incomplete, "benchmark of requests", err)
 }
 
-// run is a run in progress.
+// run is the state of a run.
 type run struct {
 	o           *Options
 	rep         *Report
 	large       map[Work][]float64
 	done, total int
-	budget      *bench.Budget // its units are groups
+	budget      *bench.Budget // the units are groups
 	noticed     bool
 }
 
-// size is the number of blocks of a request, and the number of requests at a time.
+// size is a number of blocks per request and a number of concurrent requests.
 type size struct{ blocks, requests int }
 
-// sizes returns the groups of a geometry, and the groups with too many bytes.
+// sizes returns the groups of a geometry, and texts about groups that exceed Options.Bytes.
 func (o *Options) sizes(g *Geometry) (groups []size, leftOut []string) {
 	for _, n := range o.Requests {
 		for _, b := range o.Blocks {
@@ -96,7 +95,7 @@ func (r *run) all(ctx context.Context) (err error) {
 	return nil
 }
 
-// finish summarizes the run, in the order of the options.
+// finish summarizes the run. It sorts the points in the order of the options.
 func (r *run) finish() {
 	c := &r.rep.Reference
 	for w, to := range map[Work]*bench.Rate{Load: &c.ToDevice, Dump: &c.ToHost, Both: &c.Both} {
@@ -167,8 +166,8 @@ func (r *run) geometry(ctx context.Context, g Geometry) (err error) {
 	return nil
 }
 
-// timed measures a group within its share of the remaining budget, or leaves it out. It returns an
-// error if no group fits.
+// timed measures a group within its share of the remaining budget, or skips it. It returns an error
+// if no group fits.
 func (r *run) timed(what string, measure func(deadline time.Time) error) error {
 	deadline, fits := r.budget.Begin(1)
 	err := bench.ErrOverBudget
@@ -191,7 +190,7 @@ func (r *run) timed(what string, measure func(deadline time.Time) error) error {
 	return err
 }
 
-// note adds notes, each once.
+// note adds notes. It skips a note that equals the previous one.
 func (r *run) note(notes []string) {
 	for _, n := range notes {
 		if len(r.rep.Notes) == 0 || r.rep.Notes[len(r.rep.Notes)-1] != n {

@@ -8,21 +8,21 @@ import (
 	"github.com/kvlane/kvlane/stream/copy/measure"
 )
 
-// samples are the durations of an entrant's repetitions, in microseconds.
+// samples are the durations of the repetitions of an entrant in microseconds.
 type samples struct {
-	walls   []float64 // until the end of the last request of a repetition
-	leased  []float64 // of each load: until LeasePrefix and Load returned
+	walls   []float64 // until the last request of a repetition ended
+	leased  []float64 // for each load: until LeasePrefix and Load returned
 	begun   []float64
-	loads   []float64 // of each request
+	loads   []float64 // for each request
 	dumps   []float64
 	durable []float64
-	layers  [][]float64 // of each layer
+	layers  [][]float64 // for each layer
 	cpu     time.Duration
 	allocs  uint64
 	path    string
 }
 
-// init allocates the slices, so that recording does not allocate.
+// init allocates the slices in advance, so that recording does not allocate.
 func (s *samples) init(e *entrant) {
 	const room = maxReps + mostReps
 	s.walls = make([]float64, 0, room)
@@ -38,7 +38,7 @@ func (s *samples) init(e *entrant) {
 	}
 }
 
-// clear removes the records and keeps the slices.
+// clear removes all samples and keeps the memory.
 func (s *samples) clear() {
 	s.walls, s.loads, s.dumps, s.durable = s.walls[:0], s.loads[:0], s.dumps[:0], s.durable[:0]
 	s.leased, s.begun = s.leased[:0], s.begun[:0]
@@ -68,7 +68,7 @@ func (s *samples) add(lanes []*lane) {
 
 func micros(d time.Duration) float64 { return float64(d.Nanoseconds()) / 1e3 }
 
-// points returns the points of a group, with the figures of the bare stream.
+// points returns the points of the group. They include the results of the stream without a store.
 func (g *group) points() []Point {
 	raw := make(map[Work]*samples)
 	for _, e := range g.entrants {
@@ -140,8 +140,8 @@ func (e *entrant) point(raw *samples, large []float64) Point {
 	return p
 }
 
-// moved returns the path counters of the store's streams in the direction of the work; with Both,
-// of loads.
+// moved returns the path statistics of the store's streams for the kind of work. For Both, it
+// returns those of loads.
 func (r *rig) moved(w Work) []store.PathStats {
 	st := r.engine.Store().Stats()
 	if w == Dump {
@@ -150,7 +150,8 @@ func (r *rig) moved(w Work) []store.PathStats {
 	return st.LoadPaths
 }
 
-// mostMoved returns the path of most bytes between two counters, or was if nothing moved.
+// mostMoved returns the path of most bytes between two statistics. If no bytes were copied, it
+// returns was.
 func mostMoved(before, after []store.PathStats, was string) string {
 	var most int64
 	for _, a := range after {

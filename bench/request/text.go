@@ -59,8 +59,8 @@ func (r *Report) head(p *present.Page) {
 	bench.DefineC(p, s.LargeBytes)
 }
 
-// verdict returns the times of a load and a dump: of the first geometry, the fewest requests at a
-// time, preferably whole, and the most blocks.
+// verdict returns the times of a load and a dump: for the first geometry, the fewest concurrent
+// requests, whole requests if possible, and the most blocks.
 func (r *Report) verdict() string {
 	var texts []string
 	for _, w := range []Work{Load, Dump} {
@@ -94,7 +94,7 @@ var workTexts = map[Work]string{
 	Both: "loads and dumps begun at the same time",
 }
 
-// tables writes the points of a geometry, a table for each kind of work.
+// tables writes the points of a geometry in one table for each kind of work.
 func (r *Report) tables(p *present.Page, geometry string) {
 	for _, w := range []Work{Load, Dump, Both} {
 		t := &present.Table{
@@ -157,7 +157,7 @@ func (p *Point) row() []string {
 	return row
 }
 
-// hits returns the place of the blocks of loads as text, and how files are read.
+// hits returns a text with the location of the blocks to load and the method of reading files.
 func (p *Place) hits() string {
 	if p.By == "" {
 		return string(p.Hits)
@@ -165,7 +165,7 @@ func (p *Place) hits() string {
 	return string(p.Hits) + ", " + string(p.By)
 }
 
-// requests returns the number of requests and their blocks as text.
+// requests returns a text with the number of requests and their blocks.
 func (p *Place) requests() string { return fmt.Sprintf("%d x %d", p.Requests, p.Blocks) }
 
 func (p *Place) form() Form {
@@ -175,7 +175,7 @@ func (p *Place) form() Form {
 	return Whole
 }
 
-// times returns a ratio as text, or a dash.
+// times formats a ratio. Zero is a dash.
 func times(v float64) string {
 	if v == 0 {
 		return "-"
@@ -183,7 +183,7 @@ func times(v float64) string {
 	return fmt.Sprintf("%.2f", v)
 }
 
-// arrivals writes the times until layers were loaded, as shares of the total.
+// arrivals writes the times until layers were loaded, as fractions of the total.
 func (r *Report) arrivals(p *present.Page, geometry string) {
 	t := &present.Table{Keys: 3, Right: "   " + strings.Repeat("r", 8)}
 	for i := range r.Points {
@@ -231,22 +231,22 @@ func (r *Report) printProductCost(p *present.Page) {
 	p.Define("alone, beside", "the product's TFLOP/s")
 }
 
-// Compare compares the points of a report with those of an earlier one. Changes by less than noise
-// are chance.
+// Compare compares the points of a report with those of an earlier one. noise is the minimum
+// relative change that is significant.
 func (r *Report) Compare(earlier *Report, noise float64) *bench.Comparison {
 	c := r.plain().Compare(earlier.plain(), noise)
 	for _, d := range []struct{ what, was, is string }{
 		{"the engine's options", earlier.Setup.Engine, r.Setup.Engine},
 		{"policies", earlier.Setup.LoadPolicy + " and " + earlier.Setup.DumpPolicy, r.Setup.LoadPolicy + " and " + r.Setup.DumpPolicy},
 	} {
-		if d.was != d.is && d.was != " and " { // old reports without the field
+		if d.was != d.is && d.was != " and " { // old reports do not have the field
 			c.Notes = append(c.Notes, fmt.Sprintf("%s were %q and are %q", d.what, d.was, d.is))
 		}
 	}
 	return c
 }
 
-// plain returns the report in the form of a report of copies, for a comparison.
+// plain converts the report to a report of copies for a comparison.
 func (r *Report) plain() *bench.Report {
 	out := &bench.Report{Machine: r.Machine, Reference: r.Reference, Incomplete: r.Incomplete}
 	for i := range r.Points {

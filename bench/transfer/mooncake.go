@@ -15,18 +15,18 @@ import (
 	"github.com/kvlane/kvlane/wire"
 )
 
-// MooncakeOptions identify the segment of the target.
+// MooncakeOptions are the options of OpenMooncake.
 type MooncakeOptions struct {
 	Directory  mooncake.Directory
 	Segment    string
 	LocalBytes int64
-	Lanes      int // connections; 0 is the protocol's default
-	// Device and Copy are as in transfer.Options. Nil: host memory.
+	Lanes      int // number of connections; 0: the protocol's default
+	// Device and Copy are like those in transfer.Options. Nil: host memory.
 	Device device.Device
 	Copy   stream.Stream
 }
 
-// Mooncake carries batches by Mooncake's protocol, to the largest buffer of a segment.
+// Mooncake executes batches with Mooncake's protocol. It uses the largest buffer of a segment.
 type Mooncake struct {
 	party
 	remote *mooncake.Remote
@@ -34,7 +34,7 @@ type Mooncake struct {
 	mover  *wire.Mover
 }
 
-// OpenMooncake opens a segment and allocates memory for it. Close releases both.
+// OpenMooncake opens a segment and allocates memory. Close releases both.
 func OpenMooncake(ctx context.Context, o MooncakeOptions) (_ *Mooncake, err error) {
 	m := &Mooncake{party: party{o: NativeOptions{Device: o.Device, Copy: o.Copy, Bytes: o.LocalBytes}}}
 	defer func() {
@@ -89,7 +89,7 @@ func (m *Mooncake) Submit(ctx context.Context, op Op, blocks []Block) (Pending, 
 	}
 	b, err := m.remote.Submit(ctx, tasks)
 	if err != nil {
-		return nil, err // not a nil *Batch in an interface
+		return nil, err // return a nil interface, not a nil *Batch
 	}
 	return b, nil
 }

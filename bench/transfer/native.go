@@ -21,28 +21,28 @@ import (
 	"github.com/kvlane/kvlane/transfer"
 )
 
-// closeTimeout is the longest wait for transfers in progress when an engine is closed.
+// closeTimeout is the maximum wait for transfers in progress when an engine is closed.
 const closeTimeout = 30 * time.Second
 
-// NativeOptions are the memory and the paths of an engine of kvlane's transfers.
+// NativeOptions are the options for the memory and the paths of a transfer engine.
 type NativeOptions struct {
 	// Device has the memory, and Copy copies it. Nil: host memory. The caller closes both.
 	Device device.Device
 	Copy   stream.Stream
 	Bytes  int64
-	// Store is the directory of segments. Nil: a segment is found at the address of its engine.
+	// Store is the directory of segments. Nil: segments are opened by the address of their engine.
 	Store metadata.Store
-	// NICs are the NICs for RDMA. Nil: none.
+	// NICs are the NICs for RDMA. Optional.
 	NICs *rail.NICs
-	// NICsOptional is as in transfer.Options.
+	// NICsOptional is like that in transfer.Options.
 	NICsOptional bool
-	Lanes        int // connections; 0 is the engine's default
+	Lanes        int // number of connections; 0: the engine's default
 }
 
-// memoryName is the name of the segment's memory.
+// memoryName is the name of the buffer in the segment.
 const memoryName = "memory"
 
-// party is an engine with memory, the common part of both sides.
+// party is a transfer engine with its memory. The initiator and the target both have one.
 type party struct {
 	o      NativeOptions
 	host   *share.HostMemory
@@ -50,10 +50,10 @@ type party struct {
 	region *mem.Region
 	engine *transfer.Engine
 
-	bouncing sync.Mutex // of bounce
+	bounceMu sync.Mutex // guards bounce
 }
 
-// alloc allocates the memory, and returns a source that exports it to processes of this host.
+// alloc allocates the memory. It returns the source for exporting it to processes of this host.
 func (p *party) alloc(ctx context.Context) (source share.Source, err error) {
 	if p.o.Device == nil {
 		if p.host, err = share.AllocHost(nil, p.o.Bytes); err != nil {
@@ -71,7 +71,7 @@ func (p *party) alloc(ctx context.Context) (source share.Source, err error) {
 		}
 	}
 	p.region, err = p.o.Device.Alloc(p.o.Bytes, device.AllocOptions{})
-	return nil, err // only TCP works
+	return nil, err // without a source only TCP works
 }
 
 // open opens the engine.
@@ -85,7 +85,8 @@ func (p *party) open(o transfer.Options) (err error) {
 // Engine returns the engine.
 func (p *party) Engine() *transfer.Engine { return p.engine }
 
-// close releases everything. Memory that the engine may still use is not freed.
+// close closes the engine and frees the memory. It does not free memory that the engine may still
+// use.
 func (p *party) close() error {
 	ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
 	defer cancel()
@@ -106,18 +107,18 @@ func (p *party) close() error {
 	return errors.Join(errs...)
 }
 
-// TargetOptions configure a target.
+// TargetOptions are the options of a target.
 type TargetOptions struct {
 	NativeOptions
 	Name   string // of the segment
 	Listen string // HOST:PORT
 	// Advertise is the address for other hosts. Default: Listen.
 	Advertise string
-	// Path is the only path of the memory. PathNone: all that work.
+	// Path is the only permitted path. PathNone: all paths.
 	Path transfer.Path
 }
 
-// Target is an engine that offers memory, filled with zeros, as a segment.
+// Target is an engine that serves zeroed memory as a segment.
 type Target struct {
 	party
 	server   *share.Server
@@ -125,8 +126,8 @@ type Target struct {
 	address  string
 }
 
-// OpenTarget offers memory until Close: shared with processes of this host if that works, by RDMA
-// if there are NICs, and by TCP.
+// OpenTarget serves memory until Close. It uses shared memory for processes of this host if that
+// works, RDMA if there are NICs, and TCP.
 func OpenTarget(ctx context.Context, o TargetOptions) (_ *Target, err error) {
 	t := &Target{party: party{o: o.NativeOptions}}
 	defer func() {
@@ -160,8 +161,8 @@ func OpenTarget(ctx context.Context, o TargetOptions) (_ *Target, err error) {
 	return t, nil
 }
 
-// share starts a server that exports the memory, if a path needs it. If other paths are allowed, a
-// failure is kept for Unshared.
+// share starts a server that exports the memory, if a path needs it. If other paths are permitted,
+// an error is only stored for Unshared.
 func (t *Target) share(ctx context.Context, path transfer.Path) error {
 	if path == transfer.PathTCP || path == transfer.PathRDMA {
 		return nil
@@ -181,14 +182,14 @@ func (t *Target) share(ctx context.Context, path transfer.Path) error {
 	return nil
 }
 
-// Unshared returns the error for which the memory is not shared with processes of this host
-// although no path excludes it, or nil.
+// Unshared returns the reason for which the memory is not shared with processes of this host, or
+// nil if it is shared or no path needs it.
 func (t *Target) Unshared() error { return t.unshared }
 
 // Segment returns the address of the segment.
 func (t *Target) Segment() string { return t.address }
 
-// Close removes the memory and frees it. Attached importers lose it.
+// Close stops serving and frees the memory. Processes that have imported it lose it.
 func (t *Target) Close() error {
 	err := t.close()
 	if t.server != nil {
@@ -199,7 +200,7 @@ func (t *Target) Close() error {
 	return err
 }
 
-// Native carries batches by an engine of kvlane's transfers, to the largest buffer of a segment.
+// Native executes batches with kvlane's transfer engine. It uses the largest buffer of a segment.
 type Native struct {
 	party
 	path     transfer.Path
@@ -208,7 +209,7 @@ type Native struct {
 	target   transfer.Buffer
 }
 
-// OpenNative opens a segment by one path; PathNone: by any path that works.
+// OpenNative opens a segment. It uses the given path only, or any path with PathNone.
 func OpenNative(ctx context.Context, segment string, path transfer.Path, o NativeOptions) (_ *Native, err error) {
 	n := &Native{party: party{o: o}, path: path}
 	defer func() {
@@ -242,7 +243,7 @@ func OpenNative(ctx context.Context, segment string, path transfer.Path, o Nativ
 	return n, nil
 }
 
-// reaches returns the reason for which a path does not reach the buffer, or nil.
+// reaches returns nil if a path can access the buffer, otherwise the reason.
 func (n *Native) reaches(path transfer.Path) error {
 	switch path {
 	case transfer.PathNVLink, transfer.PathShm:
@@ -280,7 +281,7 @@ func (n *Native) Local() Memory {
 	return n.local()
 }
 
-// Submit implements Driver. Blocks of one length at multiples of it are sent as pages.
+// Submit implements Driver. Blocks of equal length at multiples of it are submitted as pages.
 func (n *Native) Submit(ctx context.Context, op Op, blocks []Block) (Pending, error) {
 	how := transfer.Read
 	if op == Write {
@@ -292,7 +293,7 @@ func (n *Native) Submit(ctx context.Context, op Op, blocks []Block) (Pending, er
 	}
 	b, err := n.engine.Submit(ctx, n.tasks(how, blocks), o)
 	if err != nil {
-		return nil, err // not a nil *Batch in an interface
+		return nil, err // return a nil interface, not a nil *Batch
 	}
 	return b, nil
 }
@@ -310,14 +311,14 @@ func (n *Native) tasks(op transfer.Op, blocks []Block) []transfer.Task {
 	return tasks
 }
 
-// pages returns the blocks as pages of one plane, or nil.
+// pages returns the blocks as pages of one plane, or nil if that is not possible.
 func (n *Native) pages(blocks []Block) *transfer.Pages {
 	if len(blocks) < 2 {
 		return nil
 	}
 	size, shift := blocks[0].Length, blocks[0].Local%blocks[0].Length
 	bit := bits.TrailingZeros64(uint64(size))
-	power := size == 1<<bit // shifts instead of divisions, which would take most of the time
+	power := size == 1<<bit // use shifts, because divisions would take most of the time
 	pairs := make([]transfer.PagePair, len(blocks))
 	for i := range blocks {
 		b := &blocks[i]
@@ -352,8 +353,8 @@ func (p *party) local() Memory {
 	return (*deviceMemory)(p)
 }
 
-// deviceMemory is the memory of a party that the CPU cannot access. It is copied through pinned
-// memory, piece by piece.
+// deviceMemory is memory of a party without a CPU address. It is copied through pinned memory in
+// pieces.
 type deviceMemory party
 
 // bounceBytes is the length of the pinned memory.
@@ -380,8 +381,8 @@ func (d *deviceMemory) Fetch(ctx context.Context, at int64, b []byte) error {
 }
 
 func (d *deviceMemory) through(ctx context.Context, at int64, b []byte, move func(here, there mem.Extent, piece []byte) error) (err error) {
-	d.bouncing.Lock()
-	defer d.bouncing.Unlock()
+	d.bounceMu.Lock()
+	defer d.bounceMu.Unlock()
 	if d.bounce == nil {
 		if d.bounce, err = d.o.Device.AllocHost(bounceBytes); err != nil {
 			return err
@@ -397,7 +398,7 @@ func (d *deviceMemory) through(ctx context.Context, at int64, b []byte, move fun
 	return context.Cause(ctx)
 }
 
-// copied copies, and waits until nothing uses the memory.
+// copied copies and waits until the memory is no longer in use.
 func copied(ctx context.Context, s stream.Stream, dst, src mem.Extent) error {
 	t, err := s.Submit(ctx, &mem.Batch{Dst: []mem.Extent{dst}, Src: []mem.Extent{src}})
 	if err != nil {

@@ -22,34 +22,35 @@ type Report struct {
 	Target    string    `json:"target"`
 	Op        Op        `json:"operation"`
 	Threads   int       `json:"threads"`
-	Checked   bool      `json:"checked"` // the bytes of every batch were compared
+	Checked   bool      `json:"checked"` // the bytes of every batch were verified
 	CPUs      int       `json:"cpus"`
 	GoVersion string    `json:"go_version"`
 	Date      time.Time `json:"date"`
 	Command   string    `json:"command,omitempty"` // the caller sets it
 	Points    []Point   `json:"points"`
-	// LeftOut are points that did not fit BudgetSeconds; zero: no budget.
+	// LeftOut lists points that did not fit BudgetSeconds. Zero BudgetSeconds: no budget.
 	BudgetSeconds float64  `json:"budget_seconds,omitempty"`
 	LeftOut       []string `json:"left_out,omitempty"`
-	// Incomplete is the reason for an early end.
+	// Incomplete is the reason if the run ended early.
 	Incomplete string `json:"incomplete,omitempty"`
 }
 
-// Point is one block size and batch size. Times are of batches, in microseconds: Prep writes the
-// list of blocks, Post submits it, Tx is the rest.
+// Point is the result for one block size and batch size. Times are of batches in microseconds: Prep
+// prepares the list of blocks, Post submits it, Tx is the rest.
 type Point struct {
 	BlockBytes int64 `json:"block_bytes"`
 	Blocks     int   `json:"blocks"`
-	Batches    int   `json:"batches"` // of all threads
-	// batches in progress at the end of the budget, which do not count
+	Batches    int   `json:"batches"` // batches of all threads
+	// GivenUp is the number of batches in progress at the end of the budget. They are not counted.
 	GivenUp int   `json:"given_up,omitempty"`
 	Bytes   int64 `json:"bytes"`
-	// including checks; only if NVLink's counters are read
-	MovedBytes    int64   `json:"moved_bytes,omitempty"`
-	NVLinkBytes   int64   `json:"nvlink_bytes,omitempty"` // by the counters of the local GPU
-	Seconds       float64 `json:"seconds"`                // mean of the threads, without checking
-	GBps          float64 `json:"gb_per_s"`               // 1e9 bytes per second, of all threads
-	BlockMicros   float64 `json:"block_avg_us"`           // time of a batch divided by its blocks
+	// MovedBytes includes verification. It is set only if NVLink counters are available.
+	MovedBytes  int64   `json:"moved_bytes,omitempty"`
+	NVLinkBytes int64   `json:"nvlink_bytes,omitempty"` // from the counters of the local GPU
+	Seconds     float64 `json:"seconds"`                // mean of the threads, without verification
+	// total of all threads, in units of 1e9 bytes per second
+	GBps          float64 `json:"gb_per_s"`
+	BlockMicros   float64 `json:"block_avg_us"` // time of a batch divided by its number of blocks
 	PrepMicros    float64 `json:"prep_avg_us"`
 	PrepP99Micros float64 `json:"prep_p99_us"`
 	PostMicros    float64 `json:"post_avg_us"`
@@ -58,7 +59,7 @@ type Point struct {
 	TxP99Micros   float64 `json:"tx_p99_us"`
 }
 
-// summarize computes the figures from the threads.
+// summarize computes the results from the threads.
 func (p *Point) summarize(threads []*thread) {
 	var prep, post, tx []float64
 	var spent time.Duration
@@ -140,8 +141,8 @@ func (r *Report) WriteText(w io.Writer) error {
 	return p.Write(w)
 }
 
-// crossed returns the share of the bytes that NVLink's counters counted, in percent: the smallest
-// and the largest of all points.
+// crossed returns the percentage of the bytes that the NVLink counters counted: the minimum and the
+// maximum over all points.
 func (r *Report) crossed() (low, high float64, ok bool) {
 	for i := range r.Points {
 		if p := &r.Points[i]; p.MovedBytes > 0 {
@@ -155,7 +156,7 @@ func (r *Report) crossed() (low, high float64, ok bool) {
 	return low, high, ok
 }
 
-// Summary returns the result line of transfer_engine_bench, for all points.
+// Summary returns the result line in the format of transfer_engine_bench, for all points.
 func (r *Report) Summary() string {
 	var batches, bytes int64
 	var seconds float64
@@ -166,7 +167,7 @@ func (r *Report) Summary() string {
 	return fmt.Sprintf("Test completed: duration %.2f, batch count %d, throughput %.2f GB/s", seconds, batches, float64(bytes)/max(seconds, 1e-9)/1e9)
 }
 
-// WriteNIXL writes the points in the columns of nixlbench.
+// WriteNIXL writes the points in the format of nixlbench.
 func (r *Report) WriteNIXL(w io.Writer) error {
 	var b strings.Builder
 	fmt.Fprintf(&b, "# %s by %s, %s; Lat. a block; Prep writes the lists, Post is Submit, Tx the rest\n", r.Op, r.Protocol, present.Things(int64(r.Threads), "thread"))
@@ -194,7 +195,7 @@ func (r *Report) WriteNIXL(w io.Writer) error {
 	return err
 }
 
-// verdict returns the fastest point as text.
+// verdict returns a text about the fastest point.
 func (r *Report) verdict() string {
 	if len(r.Points) == 0 {
 		return "No point was measured."

@@ -15,27 +15,27 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 )
 
-// Options configure a run. Zero values are the defaults.
+// Options are the options of a run. Zero values have defaults.
 type Options struct {
 	Driver     Driver
 	Op         Op            // default Read
 	BlockBytes []int64       // default 64 KiB
-	Batches    []int         // blocks of a batch; default 128
+	Batches    []int         // blocks in a batch; default 128
 	Threads    int           // default 12, as in Mooncake's benchmark
-	Duration   time.Duration // of a point; default 10 s
-	Check      bool          // compare the bytes of every batch
-	// Timeout is the timeout of each batch; default 1 minute. A lost target ends the run.
+	Duration   time.Duration // duration of a point; default 10 s
+	Check      bool          // verify the bytes of every batch
+	// Timeout is the timeout of each batch. Default 1 minute. If the target is lost, the run ends.
 	Timeout time.Duration
-	// Budget is the duration of the run including its set-up, counted from Began (zero: the call of
-	// Run). Points then get less than Duration if needed, and points that do not fit are left out.
+	// Budget is the duration of the run including its setup, counted from Began (zero: the call of
+	// Run). If necessary, points take less than Duration, and points that do not fit are skipped.
 	// Zero: no limit.
 	Budget time.Duration
 	Began  time.Time
-	// Links returns the bytes that have crossed the NVLinks of the local GPU in both directions.
-	// The points compare them with the moved bytes. Nil: not read.
+	// Links returns the number of bytes transferred over the NVLinks of the local GPU in both
+	// directions. Points compare it with the copied bytes. Optional.
 	Links func() (int64, error)
-	// Progress, if set, is called before each point and after the last. Notice, if set, is called
-	// if not all points will fit.
+	// Progress is called before each point and after the last one. Notice is called if not all
+	// points will fit. Both are optional.
 	Progress func(done, total int, what string)
 	Notice   func(text string)
 }
@@ -46,7 +46,7 @@ const (
 	maxBatch   = 1 << 20
 )
 
-// SetDefaults replaces zero values.
+// SetDefaults replaces zero values with defaults.
 func (o *Options) SetDefaults() {
 	if o.Op == "" {
 		o.Op = Read
@@ -71,7 +71,7 @@ func (o *Options) SetDefaults() {
 	}
 }
 
-// Validate reports every problem, except those that depend on the driver.
+// Validate reports all errors, except those that depend on the driver.
 func (o *Options) Validate() error {
 	var errs []error
 	fail := func(format string, args ...any) {
@@ -102,20 +102,21 @@ func (o *Options) Validate() error {
 	return errors.Join(errs...)
 }
 
-// NeedBytes returns the memory of the largest point at the target, and at the initiator.
+// NeedBytes returns the length of the memory that the largest point needs at the target and at the
+// initiator.
 func (o *Options) NeedBytes() (remote, local int64) {
 	remote = slices.Max(o.BlockBytes) * int64(slices.Max(o.Batches)) * int64(o.Threads)
 	local = remote
 	if o.Check && o.Op == Write {
-		local *= 2 // for the bytes that are read back
+		local *= 2 // space for the bytes read back
 	}
 	return remote, local
 }
 
-// Run measures every batch size with each block size. It returns ErrCorrupt for wrong bytes,
-// ErrInvalid for options that do not fit the driver's memory and for a budget that ended before a
-// point was measured, the error of a batch, or the cause of ctx if that ended. In the last case it
-// also returns a report of the measured points, which is marked as incomplete.
+// Run measures all combinations of block size and batch size. It returns ErrCorrupt for wrong
+// bytes, ErrInvalid if the options do not fit the driver's memory or the budget ended before a
+// point was measured, the error of a batch, or the cause of ctx. In the last case it also returns a
+// report of the measured points, marked as incomplete.
 func Run(ctx context.Context, o Options) (*Report, error) {
 	o.SetDefaults()
 	if err := o.Validate(); err != nil {
@@ -152,7 +153,7 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 	return bench.Outcome(ctx, budget, r, &r.Incomplete, "measure transfers by "+r.Protocol, err)
 }
 
-// point measures with all threads, until then if there is a budget.
+// point measures a point with all threads. If there is a budget, it ends at until.
 func (o *Options) point(ctx context.Context, p *Point, until time.Time) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -171,7 +172,7 @@ func (o *Options) point(ctx context.Context, p *Point, until time.Time) error {
 				err = t.run(ctx)
 			}
 			if err != nil {
-				cancel(err) // one error ends all threads
+				cancel(err) // the first error stops all threads
 			}
 			done <- err
 		}()
@@ -188,7 +189,7 @@ func (o *Options) point(ctx context.Context, p *Point, until time.Time) error {
 		}
 	}
 	if i := slices.IndexFunc(errs, func(err error) bool { return errors.Is(err, errdefs.ErrCorrupt) }); i >= 0 {
-		return errs[i] // the cause of the other errors
+		return errs[i] // the error that stopped the other threads
 	}
 	if len(errs) > 0 {
 		if cause := context.Cause(ctx); cause != nil {
@@ -206,7 +207,7 @@ func (o *Options) point(ctx context.Context, p *Point, until time.Time) error {
 	return nil
 }
 
-// links returns the bytes that have crossed NVLink, if they can be read.
+// links returns the number of bytes transferred over NVLink. It returns false if it is unavailable.
 func (o *Options) links() (bytes int64, ok bool) {
 	if o.Links == nil {
 		return 0, false
@@ -215,26 +216,26 @@ func (o *Options) links() (bytes int64, ok bool) {
 	return bytes, err == nil
 }
 
-// thread submits batches one after the other.
+// thread submits one batch at a time.
 type thread struct {
 	o     *Options
 	index int
 	size  int64
 	batch int
-	until time.Time // end, with a budget
-	seq   uint64    // number of the last written content
+	until time.Time // end of the point if there is a budget
+	seq   uint64    // number of the last written contents
 
-	blocks  []Block // the last written list
-	scratch []byte  // two blocks of host memory
+	blocks  []Block // list of the last batch
+	scratch []byte  // host memory for two blocks
 
-	moved          int64         // bytes since the start of the point, including checks
+	moved          int64         // bytes since the start of the point, including verification
 	spent          time.Duration // measured time
-	givenUp        bool          // the last batch was stopped by the budget
+	givenUp        bool          // the last batch was stopped because of the budget
 	prep, post, tx []float64     // microseconds of each batch
 }
 
-// list writes the blocks of a batch, with local memory moved by shift. The list is valid until the
-// next call.
+// list fills the list of blocks of a batch. Local offsets are increased by shift. The list is valid
+// until the next call.
 func (t *thread) list(shift int64) []Block {
 	if t.blocks == nil {
 		t.blocks = make([]Block, t.batch)
@@ -246,7 +247,7 @@ func (t *thread) list(shift int64) []Block {
 	return t.blocks
 }
 
-// prepare writes the content for reads to the target, and moves a batch that does not count.
+// prepare writes the contents for reads to the target and executes one batch that is not counted.
 func (t *thread) prepare(ctx context.Context) error {
 	blocks := t.list(0)
 	if t.o.Check {
@@ -265,7 +266,7 @@ func (t *thread) prepare(ctx context.Context) error {
 	return nil
 }
 
-// move carries a batch without timing it.
+// move executes a batch without measuring it.
 func (t *thread) move(ctx context.Context, op Op, blocks []Block) error {
 	ctx, cancel := context.WithTimeout(ctx, t.o.Timeout)
 	defer cancel()
@@ -273,7 +274,7 @@ func (t *thread) move(ctx context.Context, op Op, blocks []Block) error {
 	if err != nil {
 		return err
 	}
-	// ctx bounds the batch; its memory is in use until the batch ends
+	// ctx limits the batch, but the memory is in use until the batch ends
 	if err := p.Wait(context.WithoutCancel(ctx)); err != nil {
 		return err
 	}
@@ -294,7 +295,7 @@ func (t *thread) run(ctx context.Context) error {
 			return err
 		}
 		switch err := t.timed(ctx, blocks); {
-		case len(t.tx) > 0 && errors.Is(err, bench.ErrOverBudget): // earlier batches count
+		case len(t.tx) > 0 && errors.Is(err, bench.ErrOverBudget): // earlier batches are counted
 			t.givenUp = true
 			return nil
 		case err != nil:
@@ -333,7 +334,7 @@ func (t *thread) timed(ctx context.Context, blocks []Block) error {
 	if err != nil {
 		return err
 	}
-	err = p.Wait(context.WithoutCancel(ctx)) // as in move
+	err = p.Wait(context.WithoutCancel(ctx)) // see move
 	if err != nil {
 		return err
 	}
@@ -345,7 +346,7 @@ func (t *thread) timed(ctx context.Context, blocks []Block) error {
 	return nil
 }
 
-// fill writes bytes that no other batch has.
+// fill writes contents to the blocks that differ from those of all other batches.
 func (t *thread) fill(ctx context.Context, blocks []Block) error {
 	t.seq++
 	b := t.buffer()
@@ -362,7 +363,7 @@ func (t *thread) seed(block int) uint64 {
 	return device.Mix64(device.Mix64(uint64(t.index)<<40|t.seq)+uint64(block)) ^ uint64(t.size)
 }
 
-// buffer returns a block of host memory.
+// buffer returns host memory for one block.
 func (t *thread) buffer() []byte {
 	if t.scratch == nil {
 		t.scratch = make([]byte, 2*t.size)
@@ -380,7 +381,7 @@ func pattern(b []byte, seed uint64) {
 	}
 }
 
-// poison writes bytes that no batch has.
+// poison writes bytes to the blocks that no batch contains.
 func (t *thread) poison(ctx context.Context, blocks []Block) error {
 	b := t.buffer()
 	clear(b)
@@ -392,7 +393,7 @@ func (t *thread) poison(ctx context.Context, blocks []Block) error {
 	return nil
 }
 
-// check compares read bytes, or bytes read back, with those written last.
+// check compares the bytes that were read, or read back after a write, with the bytes written last.
 func (t *thread) check(ctx context.Context, blocks []Block) error {
 	if t.o.Op == Write {
 		blocks = t.list(t.o.Driver.Local().Len() / 2)

@@ -1,22 +1,22 @@
 // Package dump copies blocks from pages to the tiers. A Dumper starts tasks. Each task copies pages
 // to slots of the cache by batches, seals and publishes the blocks, and writes them to the tiers
-// below.
+// below (package write).
 package dump
 
 import (
 	"context"
 	"fmt"
 	"math"
-	"sync/atomic"
 
 	"golang.org/x/sync/semaphore"
 
 	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/store/batch"
 	"github.com/kvlane/kvlane/store/pages"
-	"github.com/kvlane/kvlane/store/pipeline"
 	"github.com/kvlane/kvlane/store/pool"
 	"github.com/kvlane/kvlane/store/stat"
 	"github.com/kvlane/kvlane/store/task"
+	"github.com/kvlane/kvlane/store/write"
 	"github.com/kvlane/kvlane/tier"
 )
 
@@ -29,25 +29,12 @@ func New(c Config) *Dumper {
 		Config:       c,
 		batchBlocks:  int(min(max(1, c.BatchBytes/c.Env.Map.Formats.MaxImageBytes()), math.MaxInt32)),
 		waitingSlots: newWaitingSlots(c.WaitingSlots),
-		full:         make([]atomic.Bool, len(c.Pipeline.Durable)),
+		writer:       write.New(write.Config{Pipeline: c.Pipeline, Dumps: c.Env, Loads: c.Loads}),
 	}
-	if p := c.Pipeline; p.Direct != nil && p.Direct.Dumps != nil && p.Transient && p.Verify == pipeline.VerifyDevice && len(p.Durable) == 1 {
-		d.notDirect = errNoWriter
-		if w, ok := p.Durable[0].(tier.DirectWriter); ok {
-			if d.notDirect = w.CanPutDirect(); d.notDirect == nil {
-				d.direct = w
-			}
-		}
-		d.hostSlot = make(chan struct{}, 1)
+	if p := c.Pipeline; p.Direct != nil && p.Direct.Dumps != nil {
 		d.waitingDirect = newWaitingSlots(max(1, int64(p.Direct.Dumps.Stats().Slots)/2))
 	}
-	maxItems := 1
-	for _, t := range c.Pipeline.Durable {
-		if _, ok := t.(tier.ManyPutter); ok {
-			maxItems = writeMany
-		}
-	}
-	d.writers = pool.NewGrouped(c.Writers, maxItems, d.write)
+	d.writers = pool.NewGrouped(c.Writers, d.writer.MaxBlocks, d.write)
 	return d
 }
 
@@ -103,4 +90,49 @@ func (d *Dumper) Dump(ctx context.Context, pg *pages.Pages, refs []pages.Ref, o 
 	p.Count.Dumps.Add(1)
 	d.Scheduler.Start((*runner)(t))
 	return t, nil
+}
+
+// scratch is the memory of a dump. It is pooled, so that a dump allocates nothing per block. Slices
+// of int32 hold indices of refs.
+type scratch struct {
+	task.Refs
+	items   []item  // by ref
+	todo    []int32 // blocks to copy
+	filling []int32 // blocks that another task fills
+	kept    []bool  // by ref: one tier has the block
+	durable []bool  // by ref: all tiers have it
+	sorted  []int   // shards of submissions in ascending order
+	buffers *batch.Buffers
+}
+
+// item is the state of one block.
+type item struct {
+	slot    tier.Slot // sealed and pinned, or nil
+	fill    tier.Fill // open, or nil
+	tries   uint8     // retries after another task failed to fill the block
+	skipped bool      // stored without a copy by this dump
+}
+
+// takeScratch returns memory for n refs.
+func (d *Dumper) takeScratch(n int) *scratch {
+	sc, ok := d.scratch.Get().(*scratch)
+	if !ok {
+		sc = &scratch{buffers: batch.NewBuffers(d.Env)}
+	}
+	if cap(sc.items) < n {
+		sc.items = make([]item, n)
+	}
+	sc.items = sc.items[:n]
+	for i := range n {
+		sc.todo = append(sc.todo, int32(i))
+	}
+	return sc
+}
+
+// putScratch returns sc to the pool.
+func (d *Dumper) putScratch(sc *scratch) {
+	clear(sc.items)
+	sc.buffers.Clear()
+	sc.todo, sc.filling = sc.todo[:0], sc.filling[:0]
+	d.scratch.Put(sc)
 }

@@ -3,34 +3,9 @@ package dump
 import (
 	"time"
 
-	"github.com/kvlane/kvlane/store/batch"
 	"github.com/kvlane/kvlane/store/task"
 	"github.com/kvlane/kvlane/stream"
 )
-
-// takeScratch returns memory for n refs.
-func (d *Dumper) takeScratch(n int) *scratch {
-	sc, ok := d.scratch.Get().(*scratch)
-	if !ok {
-		sc = &scratch{buffers: batch.NewBuffers(d.Env)}
-	}
-	if cap(sc.items) < n {
-		sc.items = make([]item, n)
-	}
-	sc.items = sc.items[:n]
-	for i := range n {
-		sc.todo = append(sc.todo, int32(i))
-	}
-	return sc
-}
-
-// putScratch returns sc to the pool.
-func (d *Dumper) putScratch(sc *scratch) {
-	clear(sc.items)
-	sc.buffers.Clear()
-	sc.todo, sc.filling = sc.todo[:0], sc.filling[:0]
-	d.scratch.Put(sc)
-}
 
 // owner implements batch.Owner for a task.
 type owner Task

@@ -7,6 +7,8 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/store/batch"
 	"github.com/kvlane/kvlane/store/pipeline"
+	"github.com/kvlane/kvlane/store/pool"
+	"github.com/kvlane/kvlane/store/write"
 	"github.com/kvlane/kvlane/tier"
 )
 
@@ -92,4 +94,63 @@ func (t *Task) enqueueWrite(i int32, slot tier.Slot) {
 	}
 	t.sc.items[i].slot = slot
 	t.d.writers.Push((*writeJob)(t), i)
+}
+
+// noteNotDirect reports why a dump passes through the window, if loads use direct storage.
+func (t *Task) noteNotDirect() {
+	if t.p.Direct == nil || !t.p.Transient {
+		return
+	}
+	why := t.d.writer.NotDirect
+	if why == nil {
+		why = pipeline.ErrNoLeaves
+	}
+	t.base.AddNotDirect(t.d.Env.Stream.Name(), &t.p.Count.DumpPaths, why)
+}
+
+// sealDirect builds the header of a block in a slot of device memory. It does nothing if a copy had
+// no sums: the CPU then computes them from pinned memory.
+func (t *Task) sealDirect(job *batch.CheckJob, position int, d *pipeline.DirectDump, key block.Key) error {
+	sums := make([]uint64, len(job.ByShard))
+	for k, p := range job.ByShard {
+		if !p.HasSums {
+			return nil
+		}
+		sums[k] = block.FoldLeaves(job.Group.LeafSums(p, position-p.Blocks.From, k))
+	}
+	f := t.p.Map.Formats[job.Part.Group]
+	head := t.p.Direct.Heads.At(d.Index()).Sub(0, f.Layout.HeaderBytes())
+	if err := f.SealHeader(head.Bytes(), key, sums); err != nil {
+		return err
+	}
+	d.Head = head
+	return nil
+}
+
+// writeJob is the job that writes a block of a task. Writers take it only through Dumper.write.
+type writeJob Task
+
+// Run implements pool.Job.
+func (j *writeJob) Run(i int32) { j.d.write([]pool.Item{{Job: j, Index: i}}) }
+
+// write stores blocks of any dumps in the durable tiers.
+func (d *Dumper) write(items []pool.Item) {
+	blocks := make([]write.Block, len(items))
+	tasks := make([]*Task, len(items))
+	for k, item := range items {
+		j, ok := item.Job.(*writeJob)
+		if !ok {
+			panic(fmt.Sprintf("dump: the job of a writer is a %T", item.Job))
+		}
+		t, it := (*Task)(j), &j.sc.items[item.Index]
+		tasks[k], blocks[k] = t, write.Block{Task: t.base, Key: t.sc.Keys[item.Index], Group: t.sc.Groups[item.Index], Slot: it.slot}
+		it.slot = nil
+	}
+	d.writer.Write(blocks)
+	for k, t := range tasks {
+		for _, l := range blocks[k].LeftOut {
+			t.addLeftOut(l.Tier, l.Cause)
+		}
+		t.resolveBlock(items[k].Index, blocks[k].Err)
+	}
 }

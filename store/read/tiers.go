@@ -8,9 +8,9 @@ import (
 	"github.com/kvlane/kvlane/tier"
 )
 
-// LookUp opens the blocks among the next n of Todo that are in the cache, and puts the others aside,
-// to be read or waited for. It does not block. If the CPU verifies slots before their copy, few
-// blocks have slots at a time.
+// LookUp opens the blocks among the next n of Todo that are in the cache, and puts the others
+// aside, to be read or waited for. It does not block. If the CPU verifies slots before their copy,
+// windowBlocks bounds the slots.
 func (b *Blocks) LookUp(n int) {
 	if !b.CopiesUnchecked {
 		n = min(n, windowBlocks-b.open)

@@ -1,11 +1,10 @@
-package dump
+package write
 
 import (
 	"context"
 	"errors"
 	"fmt"
 
-	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/store/batch"
@@ -21,52 +20,21 @@ import (
 
 var errNoWriter = fmt.Errorf("%w: the tier stores no blocks from device memory: %w", tier.ErrNotDirect, errdefs.ErrNotSupported)
 
-// noteNotDirect reports why a dump passes through the window, if loads use direct storage.
-func (t *Task) noteNotDirect() {
-	if t.p.Direct == nil || !t.p.Transient {
-		return
-	}
-	why := t.d.notDirect
-	if why == nil {
-		why = pipeline.ErrNoLeaves
-	}
-	t.base.AddNotDirect(t.d.Env.Stream.Name(), &t.p.Count.DumpPaths, why)
-}
-
-// sealDirect builds the header of a block in a slot of device memory. It does nothing if a copy had
-// no sums: the CPU then computes them from pinned memory.
-func (t *Task) sealDirect(job *batch.CheckJob, position int, d *pipeline.DirectDump, key block.Key) error {
-	sums := make([]uint64, len(job.ByShard))
-	for k, p := range job.ByShard {
-		if !p.HasSums {
-			return nil
-		}
-		sums[k] = block.FoldLeaves(job.Group.LeafSums(p, position-p.Blocks.From, k))
-	}
-	f := t.p.Map.Formats[job.Part.Group]
-	head := t.p.Direct.Heads.At(d.Index()).Sub(0, f.Layout.HeaderBytes())
-	if err := f.SealHeader(head.Bytes(), key, sums); err != nil {
-		return err
-	}
-	d.Head = head
-	return nil
-}
-
 // direct returns the slot of device memory of the block, or nil.
-func (b *blockWrite) direct() *pipeline.DirectDump {
-	d, _ := b.slot.(*pipeline.DirectDump)
+func (b *Block) direct() *pipeline.DirectDump {
+	d, _ := b.Slot.(*pipeline.DirectDump)
 	return d
 }
 
 // putDirect stores a block from a slot of device memory in durable tier n. The direct write has a
 // time limit. If it fails, the copy through host memory has a separate one.
-func (d *Dumper) putDirect(ctx context.Context, n int, b *blockWrite) error {
-	p, slot, t := d.Pipeline, b.direct(), d.Pipeline.Durable[n]
+func (w *Writer) putDirect(ctx context.Context, n int, b *Block) error {
+	p, slot, t := w.Pipeline, b.direct(), w.Pipeline.Durable[n]
 	why := fmt.Errorf("%w: the copy to device memory has no checksums", tier.ErrNotDirect)
 	if slot.Head.Len > 0 {
-		if why = copyExtent(ctx, d.Loads, b.image().Sub(0, slot.Head.Len), slot.Head); why != nil {
+		if why = copyExtent(ctx, w.Loads, w.image(b).Sub(0, slot.Head.Len), slot.Head); why != nil {
 			why = fmt.Errorf("%w: copy the header to device memory: %w", tier.ErrNotDirect, why)
-		} else if why = d.put(ctx, n, func(wait context.Context) error { return d.writeDirect(wait, b) }); why == nil {
+		} else if why = w.put(ctx, n, func(wait context.Context) error { return w.writeDirect(wait, b) }); why == nil {
 			return nil
 		}
 	}
@@ -82,25 +50,25 @@ func (d *Dumper) putDirect(ctx context.Context, n int, b *blockWrite) error {
 	case !failed && !errors.Is(why, tier.ErrNotDirect):
 		return why
 	}
-	p.Index.FellBack(t, b.key(), why)
-	if err := d.put(ctx, n, func(wait context.Context) error { return d.putCopy(wait, t, b) }); err != nil {
+	p.Index.FellBack(t, b.Key, why)
+	if err := w.put(ctx, n, func(wait context.Context) error { return w.putCopy(wait, t, b) }); err != nil {
 		return errors.Join(why, err)
 	}
 	return nil
 }
 
 // writeDirect stores a block from a slot of device memory that has its header.
-func (d *Dumper) writeDirect(ctx context.Context, b *blockWrite) error {
-	p, slot := d.Pipeline, b.direct()
-	c := stream.Completion{Path: stream.PathCuFile, Reason: p.Direct.Reason, Bytes: b.image().Len, Pieces: 1, Started: p.Clock.Now()}
-	written, quiesced, err := d.direct.PutDirect(ctx, b.key(), b.image())
+func (w *Writer) writeDirect(ctx context.Context, b *Block) error {
+	p, slot := w.Pipeline, b.direct()
+	c := stream.Completion{Path: stream.PathCuFile, Reason: p.Direct.Reason, Bytes: w.image(b).Len, Pieces: 1, Started: p.Clock.Now()}
+	written, quiesced, err := w.direct.PutDirect(ctx, b.Key, w.image(b))
 	switch slot.Quiesced = quiesced; {
 	case quiesced != nil:
 		p.Count.Quarantined.Add(1)
 	case err == nil && written:
 		p.Count.DirectDumped.Add(1)
 		c.Finished = p.Clock.Now()
-		b.t.base.AddCompletion(d.Env.Stream.Name(), &p.Count.DumpPaths, c, c.Started, nil)
+		b.Task.AddCompletion(w.Dumps.Stream.Name(), &p.Count.DumpPaths, c, c.Started, nil)
 	}
 	return err
 }
@@ -120,25 +88,24 @@ func copyExtent(ctx context.Context, env *batch.Env, dst, src mem.Extent) error 
 // putCopy copies a block from its slot of device memory to Direct.HostSlot, and stores it from
 // there. It uses no slot of the window, because a dump that waits for such a slot may be waiting
 // for this writer.
-func (d *Dumper) putCopy(ctx context.Context, t tier.Tier, b *blockWrite) error {
+func (w *Writer) putCopy(ctx context.Context, t tier.Tier, b *Block) error {
 	select {
-	case d.hostSlot <- struct{}{}:
-		defer func() { <-d.hostSlot }()
+	case w.hostSlot <- struct{}{}:
+		defer func() { <-w.hostSlot }()
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
-	group := b.t.sc.Groups[b.i]
-	f := d.Pipeline.Map.Formats[group]
-	dst, src := d.Pipeline.Map.Image(mem.All(d.Pipeline.Direct.HostSlot), group), b.image()
+	f := w.Pipeline.Map.Formats[b.Group]
+	dst, src := w.Pipeline.Map.Image(mem.All(w.Pipeline.Direct.HostSlot), b.Group), w.image(b)
 	head := f.Layout.HeaderBytes()
-	if err := copyExtent(ctx, d.Env, dst.Sub(head, dst.Len-head), src.Sub(head, src.Len-head)); err != nil {
+	if err := copyExtent(ctx, w.Dumps, dst.Sub(head, dst.Len-head), src.Sub(head, src.Len-head)); err != nil {
 		return err
 	}
 	image := dst.Bytes()
 	if sealed := b.direct().Head; sealed.Len > 0 {
 		copy(image, sealed.Bytes()) // the tier verifies the copy by the header
-	} else if err := f.Seal(image, b.key()); err != nil {
+	} else if err := f.Seal(image, b.Key); err != nil {
 		return err
 	}
-	return t.Put(ctx, b.key(), dst)
+	return t.Put(ctx, b.Key, dst)
 }

@@ -17,6 +17,7 @@ import (
 // PrefetchTask is a running prefetch. Waiting for it is optional. All methods are safe for
 // concurrent use.
 type PrefetchTask struct {
+	*task.Handle
 	base *task.Task
 	s    *Store
 	keys []block.Key
@@ -44,8 +45,9 @@ func (s *Store) prefetch(ctx context.Context, keys []block.Key, probe bool) (*Pr
 		return nil, fmt.Errorf("prefetch %d blocks: %w", len(keys), err)
 	}
 	p := s.pipeline
+	base := task.New(p, s.sched, task.Load, len(keys))
 	t := &PrefetchTask{
-		base: task.New(p, s.sched, task.Load, len(keys)), s: s, keys: append([]block.Key(nil), keys...),
+		Handle: &base.Handle, base: base, s: s, keys: append([]block.Key(nil), keys...),
 		probe: probe, startedAt: p.Clock.Now(),
 	}
 	t.refs.Store(1)
@@ -75,16 +77,6 @@ func (s *Store) prefetch(ctx context.Context, keys []block.Key, probe bool) (*Pr
 	t.release()
 	return t, nil
 }
-
-// Done returns a channel that is closed when the prefetch has ended.
-func (t *PrefetchTask) Done() <-chan struct{} { return t.base.Done() }
-
-// Cancel cancels the prefetch. It does not wait.
-func (t *PrefetchTask) Cancel() { t.base.Cancel() }
-
-// Errs returns one error for each block, a *BlockError, or nil if the block succeeded. Before Done
-// is closed it returns a nil slice.
-func (t *PrefetchTask) Errs() []error { return t.base.Errs() }
 
 // Wait waits until the prefetch has ended and returns the errors of its blocks, joined. If ctx ends
 // first, it returns the cause of ctx.
@@ -130,7 +122,6 @@ func (t *PrefetchTask) release() {
 	if t.probe {
 		t.s.admission.Probed(admission.Files, now, took)
 	}
-	t.base.CancelCause(nil)
 	t.base.SetDone()
 	t.s.sched.End(task.Load)
 }

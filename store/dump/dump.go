@@ -74,8 +74,9 @@ func (d *Dumper) Dump(ctx context.Context, pg *pages.Pages, refs []pages.Ref, o 
 		d.Scheduler.End(task.Dump)
 		return fail(err)
 	}
+	base := task.New(p, d.Scheduler, task.Dump, len(refs))
 	t := &Task{
-		base: task.New(p, d.Scheduler, task.Dump, len(refs)), d: d, p: p, startedAt: p.Clock.Now(), layerwise: o.Layerwise,
+		Handle: &base.Handle, base: base, d: d, p: p, startedAt: p.Clock.Now(), layerwise: o.Layerwise,
 		sourceFree: make(chan struct{}), published: make(chan struct{}),
 		blocksLeft: len(refs), running: true, sc: sc, sourceLeft: len(refs),
 	}

@@ -83,7 +83,6 @@ func (t *Task) finish() {
 	t.d.putScratch(t.sc)
 	t.sc = nil
 	t.p.ObserveSince(&t.p.Count.DurableTimes, t.startedAt)
-	t.base.CancelCause(nil)
 	t.base.SetDone()
 	t.d.Scheduler.End(task.Dump)
 }

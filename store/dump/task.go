@@ -71,6 +71,7 @@ type Options struct {
 // optional, but SubmitShard must be called for all shards of a layerwise dump. All methods are safe
 // for concurrent use.
 type Task struct {
+	*task.Handle
 	base *task.Task
 	d    *Dumper
 	p    *pipeline.Pipeline
@@ -141,18 +142,6 @@ func (t *Task) SubmitShard(ctx context.Context, shard int, after ...mem.Dependen
 	t.shards <- submission{shard: shard, after: after} // has space for each shard once
 	return nil
 }
-
-// Done returns a channel that is closed when the dump has ended: every block has a result, and the
-// task's pages and slots are no longer accessed.
-func (t *Task) Done() <-chan struct{} { return t.base.Done() }
-
-// Cancel cancels the dump. It does not wait: the dump ends when the hardware has stopped, and
-// unfinished blocks fail with ErrCanceled.
-func (t *Task) Cancel() { t.base.Cancel() }
-
-// Errs returns one error for each block, a *BlockError, or nil if the block succeeded. Before Done
-// is closed it returns a nil slice.
-func (t *Task) Errs() []error { return t.base.Errs() }
 
 // Paths returns the completions of the batches that have resolved so far, in order of resolution.
 func (t *Task) Paths() []stream.Completion { return t.base.Completions() }

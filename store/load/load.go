@@ -106,8 +106,9 @@ func (l *Loader) Load(ctx context.Context, lease *index.Lease, pg *pages.Pages, 
 		l.Scheduler.End(task.Load)
 		return fail(err)
 	}
+	base := task.New(p, l.Scheduler, task.Load, len(refs))
 	t := &Task{
-		base: task.New(p, l.Scheduler, task.Load, len(refs)), l: l, p: p, lease: lease, layerwise: o.Layerwise,
+		Handle: &base.Handle, base: base, l: l, p: p, lease: lease, layerwise: o.Layerwise,
 		sc: sc, startedAt: p.Clock.Now(),
 	}
 	t.groups = t.groupsArray[:0]

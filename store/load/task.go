@@ -16,6 +16,7 @@ import (
 
 // Task is a running load. Waiting for it is optional. All methods are safe for concurrent use.
 type Task struct {
+	*task.Handle
 	base *task.Task
 	l    *Loader
 	p    *pipeline.Pipeline
@@ -37,10 +38,6 @@ type Task struct {
 	groupsArray [2]*group
 }
 
-// Done returns a channel that is closed when the load has ended: every block has a result, and the
-// task's pages and slots are no longer accessed.
-func (t *Task) Done() <-chan struct{} { return t.base.Done() }
-
 // Elapsed returns the duration of the load, without its wait for Options.After. It returns zero
 // before Done is closed.
 func (t *Task) Elapsed() time.Duration {
@@ -51,14 +48,6 @@ func (t *Task) Elapsed() time.Duration {
 		return 0
 	}
 }
-
-// Cancel cancels the load. It does not wait: the load ends when the hardware has stopped, and
-// unfinished blocks fail with ErrCanceled.
-func (t *Task) Cancel() { t.base.Cancel() }
-
-// Errs returns one error for each block, a *BlockError, or nil if the block succeeded. Before Done
-// is closed it returns a nil slice.
-func (t *Task) Errs() []error { return t.base.Errs() }
 
 // Paths returns the completions of the batches that have resolved so far, in order of resolution.
 func (t *Task) Paths() []stream.Completion { return t.base.Completions() }
@@ -165,7 +154,6 @@ func (t *Task) finish() {
 	}
 	t.base.SetDone()
 	t.layers.End(t.base.Err())
-	t.base.CancelCause(nil)
 	t.l.putScratch(t.sc)
 	t.sc = nil
 	t.l.Scheduler.End(task.Load)

@@ -100,8 +100,6 @@ func (s *Scheduler) Waits() stat.Latency { return s.waits.Read() }
 // Closing returns a channel that Close closes.
 func (s *Scheduler) Closing() <-chan struct{} { return s.closing }
 
-func (s *Scheduler) context(kind Kind) context.Context { return s.ctx[kind] }
-
 // Close refuses new tasks and cancels loads. It does not wait, and may be called again. The
 // returned channel is closed when all tasks have ended.
 func (s *Scheduler) Close() <-chan struct{} {

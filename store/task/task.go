@@ -12,23 +12,31 @@ import (
 
 	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/store/pipeline"
 	"github.com/kvlane/kvlane/store/stat"
 	"github.com/kvlane/kvlane/stream"
 )
 
-// Task holds the context, the results and the completions of one load, dump or prefetch. All
-// methods are safe for concurrent use.
-type Task struct {
-	p      *pipeline.Pipeline
-	sched  *Scheduler
-	ctx    context.Context
+// Handle has the methods of all tasks that their users call. All are safe for concurrent use.
+type Handle struct {
 	cancel context.CancelCauseFunc
 	done   chan struct{}
 	blocks int
 
-	mu          sync.Mutex
-	errs        []error             // by block, once one has failed
+	mu   sync.Mutex
+	errs []error // by block, once one has failed
+}
+
+// Task holds the context, the results and the completions of one load, dump or prefetch. All
+// methods are safe for concurrent use.
+type Task struct {
+	Handle
+	p     *pipeline.Pipeline
+	sched *Scheduler
+	ctx   context.Context
+
+	// Guarded by Handle.mu.
 	expiredErr  error               // set when the load has expired, until it is in errs
 	finished    bool                // the load can no longer expire
 	completions []stream.Completion // by batch
@@ -61,8 +69,8 @@ func (e *BlockError) Unwrap() error { return e.Err }
 
 // New returns a task of n blocks. The caller has called Scheduler.Begin for it.
 func New(p *pipeline.Pipeline, s *Scheduler, kind Kind, n int) *Task {
-	t := &Task{p: p, sched: s, done: make(chan struct{}), blocks: n}
-	t.ctx, t.cancel = context.WithCancelCause(s.context(kind))
+	t := &Task{Handle: Handle{done: make(chan struct{}), blocks: n}, p: p, sched: s}
+	t.ctx, t.cancel = context.WithCancelCause(s.ctx[kind])
 	t.completions = t.first[:0]
 	return t
 }
@@ -73,24 +81,29 @@ func (t *Task) Context() context.Context { return t.ctx }
 // Blocks returns the number of blocks.
 func (t *Task) Blocks() int { return t.blocks }
 
-// Done returns a channel that is closed when the task has ended.
-func (t *Task) Done() <-chan struct{} { return t.done }
-
-// Cancel cancels the task. It does not wait.
-func (t *Task) Cancel() { t.cancel(errdefs.ErrCanceled) }
-
-// CancelCause cancels the task with a cause. A nil cause releases the context of an ended task.
+// CancelCause cancels the task with a cause.
 func (t *Task) CancelCause(cause error) { t.cancel(cause) }
 
-// SetDone closes Done.
-func (t *Task) SetDone() { close(t.done) }
+// SetDone closes Done and releases the context.
+func (t *Task) SetDone() {
+	close(t.done)
+	t.cancel(nil)
+}
 
-// Errs returns one error for each block, or nil if the block succeeded. Before Done is closed it
-// returns a nil slice.
-func (t *Task) Errs() []error {
+// Done returns a channel that is closed when the task has ended: every block has a result, and the
+// task's pages and slots are no longer accessed.
+func (h *Handle) Done() <-chan struct{} { return h.done }
+
+// Cancel cancels the task. It does not wait: the task ends when the hardware has stopped, and
+// unfinished blocks fail with ErrCanceled.
+func (h *Handle) Cancel() { h.cancel(errdefs.ErrCanceled) }
+
+// Errs returns one error for each block, a *BlockError, or nil if the block succeeded. Before Done
+// is closed it returns a nil slice.
+func (h *Handle) Errs() []error {
 	select {
-	case <-t.done:
-		return append(make([]error, 0, t.blocks), t.errs...)[:t.blocks]
+	case <-h.done:
+		return append(make([]error, 0, h.blocks), h.errs...)[:h.blocks]
 	default:
 		return nil
 	}
@@ -196,4 +209,50 @@ func (t *Task) Finish() (succeeded []int32, expiredErr error) {
 		}
 	}
 	return succeeded, expiredErr
+}
+
+// Pending reports whether a dependency has not resolved or has failed.
+func Pending(after []mem.Dependency) bool {
+	for _, d := range after {
+		select {
+		case <-d.Done():
+			if d.Err() != nil {
+				return true
+			}
+		default:
+			return true
+		}
+	}
+	return false
+}
+
+// WaitAll waits for dependencies. The task must hold no slots. The wait is unlimited until the
+// scheduler closes, and lasts at most LeaseMax after that.
+func (t *Task) WaitAll(after []mem.Dependency) error {
+	closing := t.sched.Closing()
+	var expired <-chan time.Time
+	for k := 0; k < len(after); {
+		select {
+		case <-after[k].Done():
+			if err := after[k].Err(); err != nil {
+				return DependencyError(after, k, err)
+			}
+			k++
+		case <-t.ctx.Done():
+			return DependencyError(after, k, context.Cause(t.ctx))
+		case <-closing:
+			closing = nil
+			timer := t.p.Clock.NewTimer(t.p.LeaseMax)
+			defer timer.Stop()
+			expired = timer.Chan()
+		case <-expired:
+			return DependencyError(after, k, fmt.Errorf("store has been closing for %v: %w", t.p.LeaseMax, errdefs.ErrClosed))
+		}
+	}
+	return nil
+}
+
+// DependencyError wraps err with the number and the type of dependency k.
+func DependencyError(after []mem.Dependency, k int, err error) error {
+	return fmt.Errorf("wait for dependency %d of %d (%T): %w", k+1, len(after), after[k], err)
 }

@@ -40,19 +40,11 @@ type op struct {
 // driver. It blocks only for a place in the stream, and while a path is prepared for its first
 // batch.
 func (s *Stream) Submit(ctx context.Context, b *mem.Batch) (*stream.Ticket, error) {
-	t, err := s.submit(ctx, b)
-	if err != nil {
-		return nil, fmt.Errorf("submit batch: %w", err)
-	}
-	return t, nil
-}
-
-func (s *Stream) submit(ctx context.Context, b *mem.Batch) (*stream.Ticket, error) {
 	o := &op{stream: s}
 	t, err := s.accept(ctx, o, b)
 	if err != nil {
 		o.origins.Release()
-		return nil, err
+		return nil, fmt.Errorf("submit batch: %w", err)
 	}
 	if o.choice.Path != stream.PathNone {
 		s.last.Store(uint32(o.choice.Path))

@@ -99,7 +99,7 @@ func testQueuedCallsEnd(t *testing.T, transport Transport) {
 	r.stored(t, 1)
 	release := r.hold(Behavior{})
 	defer release()
-	all, _ := r.pieces(t, 1, 0)
+	all, _ := r.pieces(t, 16, 0) // many calls, each of which could use the credit of an ended one
 	errs := make([]error, len(all))
 	ctx, cancel := context.WithCancel(t.Context())
 	go func() {

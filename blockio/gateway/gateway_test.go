@@ -2,6 +2,7 @@ package gateway_test
 
 import (
 	"context"
+	"errors"
 	"net"
 	"sync"
 	"testing"
@@ -10,9 +11,11 @@ import (
 	"github.com/kvlane/kvlane/blockio/blockiotest"
 	"github.com/kvlane/kvlane/blockio/gateway"
 	"github.com/kvlane/kvlane/device/sim"
+	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/testkit"
 	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/rdma"
+	"github.com/kvlane/kvlane/rdma/ibv"
 	"github.com/kvlane/kvlane/rdma/registry"
 	"github.com/kvlane/kvlane/rdma/soft"
 )
@@ -30,18 +33,17 @@ func must(tb testing.TB, err error) {
 type fabric struct {
 	dev     *sim.Device
 	devices *registry.Devices
-	name    string
-	connect rdma.ConnectOptions
+	names   []string // the first is the clients', the last is the gateways'
 }
 
-func newFabric(tb testing.TB, p rdma.Provider, connect rdma.ConnectOptions) *fabric {
+func newFabric(tb testing.TB, p rdma.Provider) *fabric {
 	tb.Helper()
 	names, err := p.Devices()
 	must(tb, err)
 	dev, err := sim.Open(sim.Options{})
 	must(tb, err)
 	tb.Cleanup(func() { must(tb, dev.Close()) })
-	return &fabric{dev: dev, devices: registry.NewDevices(p), name: names[0], connect: connect}
+	return &fabric{dev: dev, devices: registry.NewDevices(p), names: names}
 }
 
 func softFabric(tb testing.TB, o soft.Options) *fabric {
@@ -49,15 +51,15 @@ func softFabric(tb testing.TB, o soft.Options) *fabric {
 	p, err := soft.New(o)
 	must(tb, err)
 	tb.Cleanup(func() { must(tb, p.Close()) })
-	return newFabric(tb, p, rdma.ConnectOptions{})
+	return newFabric(tb, p)
 }
 
-// nic opens the NIC for a trust domain.
-func (f *fabric) nic(tb testing.TB) *registry.Registry {
+// nic opens a NIC for a trust domain.
+func (f *fabric) nic(tb testing.TB, name string) *registry.Registry {
 	tb.Helper()
 	set := f.devices.NewSet(registry.Options{})
 	tb.Cleanup(func() { must(tb, set.Close()) })
-	g, err := set.NIC(f.name)
+	g, err := set.NIC(name)
 	must(tb, err)
 	return g
 }
@@ -68,12 +70,12 @@ func (f *fabric) memory() mem.BufferHooks {
 
 func (f *fabric) client(tb testing.TB) *blockio.RDMAOptions {
 	tb.Helper()
-	return &blockio.RDMAOptions{NIC: f.nic(tb), Connect: f.connect, Memory: f.memory()}
+	return &blockio.RDMAOptions{NIC: f.nic(tb, f.names[0]), Memory: f.memory()}
 }
 
 func (f *fabric) gateway(tb testing.TB, o gateway.Options) *gateway.Gateway {
 	tb.Helper()
-	o.NIC, o.Connect, o.Kind, o.Memory = f.nic(tb), f.connect, mem.KindHostPinned, f.memory()
+	o.NIC, o.Kind, o.Memory = f.nic(tb, f.names[len(f.names)-1]), mem.KindHostPinned, f.memory()
 	g, err := gateway.New(o)
 	must(tb, err)
 	tb.Cleanup(func() { must(tb, g.Close(context.Background())) })
@@ -110,6 +112,19 @@ func listen(tb testing.TB, serve func(nc net.Conn)) func(ctx context.Context) (n
 	return func(ctx context.Context) (net.Conn, error) {
 		return new(net.Dialer).DialContext(ctx, "tcp", l.Addr().String())
 	}
+}
+
+func TestVerbsClient(t *testing.T) {
+	p, err := ibv.Load()
+	if errors.Is(err, errdefs.ErrNotSupported) {
+		testkit.Skip(t, "verbs", err.Error())
+	}
+	must(t, err)
+	t.Cleanup(func() { must(t, p.Close()) })
+	if _, err := p.Devices(); errors.Is(err, errdefs.ErrNotSupported) {
+		testkit.Skip(t, "verbs", err.Error())
+	}
+	blockiotest.Run(t, newFabric(t, p).transport)
 }
 
 func TestClientOverSoftNIC(t *testing.T) { blockiotest.Run(t, softFabric(t, soft.Options{}).transport) }

@@ -12,7 +12,7 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 )
 
-// ticking is a clock that goes on by a step whenever somebody looks at it.
+// ticking is a clock that advances by a step each time it is read.
 type ticking struct {
 	at   time.Time
 	step time.Duration
@@ -23,8 +23,8 @@ func (c *ticking) now() time.Time {
 	return c.at
 }
 
-// What a budget is too short for is left out and named, and the run ends within a fifth more than it; where there is enough, all is
-// measured.
+// Measurements for which the budget is too short are left out and named, and the run exceeds the
+// budget by at most a fifth. With a sufficient budget everything is measured.
 func TestDefectBudgetIsExceeded(t *testing.T) {
 	for _, step := range []time.Duration{100 * time.Microsecond, 10 * time.Millisecond} {
 		c := &ticking{at: time.Unix(1, 0), step: step}
@@ -39,7 +39,7 @@ func TestDefectBudgetIsExceeded(t *testing.T) {
 			t.Fatalf("%v a look: %v", step, err)
 		}
 		if took := c.at.Sub(begin); took > o.Budget*6/5 {
-			t.Errorf("%v a look: a budget of %v took %v", step, o.Budget, took)
+			t.Errorf("clock step %v: a budget of %v lasted %v", step, o.Budget, took)
 		}
 		o = o.withDefaults(device.Info{Driver: "sim"})
 		if all := len(o.groups()); len(rep.Points) != 2*(all-len(rep.LeftOut)) || len(rep.Points) == 0 {
@@ -70,10 +70,10 @@ func TestBudgetThatIsOverBeforeAnythingIsMeasured(t *testing.T) {
 	}
 }
 
-// A run that is told to end reports what it measured until then.
+// A canceled run reports its measurements so far.
 func TestDefectInterruptedRunReportsNothing(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())
-	why := errors.New("somebody pressed a key")
+	why := errors.New("interrupted by the user")
 	o := small(engine, kernel)
 	o.Progress = func(done, _ int, _ string) {
 		if done == 9 {
@@ -96,7 +96,7 @@ func TestBudgetShares(t *testing.T) {
 	if err := b.Reserve(20 * time.Second); err != nil {
 		t.Fatal(err)
 	}
-	b.Part(5) // of 80 s the half
+	b.Part(5) // half of 80 s
 	if until, fits := b.Begin(1); !fits || until != c.at.Add(8*time.Second) || b.Over() || b.Notice("units") != "" {
 		t.Errorf("until %v, %t", until, fits)
 	}
@@ -106,7 +106,7 @@ func TestBudgetShares(t *testing.T) {
 		t.Errorf("notice %q", text)
 	}
 	if _, fits := b.Begin(1); fits {
-		t.Error("10 s are enough for what takes 30")
+		t.Error("10 s are sufficient for work of 30 s")
 	}
 	b.Skip(4)
 	b.Part(5)

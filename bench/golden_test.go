@@ -17,7 +17,7 @@ import (
 
 var rewrite = flag.Bool("rewrite", false, "rewrite the golden files")
 
-// sample is a report with something in every part of it.
+// sample returns a report with every part.
 func sample() *Report {
 	r := &Report{
 		Format: Format,
@@ -59,7 +59,7 @@ func sample() *Report {
 	return r
 }
 
-// samplePoint is a point whose figures follow from its rate.
+// samplePoint returns a point whose figures are derived from its rate.
 func samplePoint(path string, f Form, at place, gbps, large float64) Point {
 	p := Point{
 		Path: path, Baseline: path == "one-copy-each", Form: f, Cell: at.Cell, Blocks: at.Count, Direction: at.dir, Layout: at.layout, Reps: 6,
@@ -103,7 +103,7 @@ func TestJSONComesBack(t *testing.T) {
 		}
 	}
 	if _, err := Read(strings.NewReader("no report")); err == nil {
-		t.Error("no error for what is no JSON")
+		t.Error("no error for invalid JSON")
 	}
 }
 
@@ -122,12 +122,12 @@ func TestCompare(t *testing.T) {
 	find("kernel", Cell{4096, 32768}, ToDevice).GBps *= 0.8  // slower
 	find("kernel", Cell{4096, 32768}, ToHost).GBps *= 0.97   // within the threshold
 	find("auto", Cell{4096, 32768}, ToDevice).GBps *= 1.5    // faster
-	noisy := find("auto", Cell{1 << 20, 128}, ToDevice)      // slower, but it varies that much
+	noisy := find("auto", Cell{1 << 20, 128}, ToDevice)      // slower, but within its variation
 	noisy.GBps, noisy.LowGBps = noisy.GBps*0.8, noisy.GBps/2 //
 	find("auto", Cell{1 << 20, 128}, ToHost).Path = "staged" // gone and new
 	c := now.Compare(old, 0.05)
 	if len(c.Notes) != 2 || c.Gone != 1 || c.Added != 1 || len(c.Changes) != len(old.Points)-1 {
-		t.Errorf("notes %v, %d gone, %d added, %d changes", c.Notes, c.Gone, c.Added, len(c.Changes))
+		t.Errorf("notes %v, %d missing, %d added, %d changes", c.Notes, c.Gone, c.Added, len(c.Changes))
 	}
 	if c.Worse(0) != 1 || c.Worse(0.1) != 1 || c.Worse(0.25) != 0 {
 		t.Errorf("worse: %d by anything, %d by 10%%, %d by 25%%", c.Worse(0), c.Worse(0.1), c.Worse(0.25))
@@ -169,7 +169,8 @@ func TestViews(t *testing.T) {
 	}
 }
 
-// A burst of something else in one turn hits both, and does not show as a loss of the one that was slower over all.
+// A disturbance during one round affects both contenders, and must not appear as a loss of the one
+// that was slower overall.
 func TestRegretIsOfTurns(t *testing.T) {
 	r := sample()
 	for i := range r.Points {
@@ -177,7 +178,7 @@ func TestRegretIsOfTurns(t *testing.T) {
 		switch p.Path {
 		case Auto:
 			p.RoundGBps = []float64{50, 20, 50}
-			p.GBps = 20 // most of its repetitions were in the second turn
+			p.GBps = 20 // most of its repetitions were in the second round
 		case "kernel":
 			p.RoundGBps = []float64{50, 20, 51}
 			p.GBps = 50

@@ -16,7 +16,7 @@ import (
 	streamcopy "github.com/kvlane/kvlane/stream/copy"
 )
 
-// nicSample is a report with copies by NICs.
+// nicSample returns a report with copies over NICs.
 func nicSample(nic, channel string) *Report {
 	r := sample()
 	r.Peers, r.Missing, r.Points = nil, nil, nil
@@ -42,7 +42,7 @@ func TestNICsInReports(t *testing.T) {
 	presenttest.Check(t, "nic-soft", *rewrite, soft.WriteText)
 }
 
-// Figures of NICs in software are in a part of their own, whatever shows the others.
+// Figures of software NICs are in a separate part of the report, and never among the others.
 func TestSoftNICsAreKeptApart(t *testing.T) {
 	r := nicSample("nic-soft", "nic-soft-channel")
 	if len(r.Soft) != 8 || len(r.Points) != 12 {
@@ -50,7 +50,7 @@ func TestSoftNICsAreKeptApart(t *testing.T) {
 	}
 	for _, row := range slices.Concat(r.BySize(ToDevice, HostContiguous), r.ByCount(r.LatencySize(), ToDevice, HostContiguous)) {
 		if strings.Contains(row.Path, "soft") {
-			t.Errorf("%s is among the others", row.Path)
+			t.Errorf("software NIC path %s is among the hardware paths", row.Path)
 		}
 	}
 	if rows := r.NICRows(ToDevice, HostContiguous, false); rows != nil {
@@ -61,7 +61,7 @@ func TestSoftNICsAreKeptApart(t *testing.T) {
 	}
 }
 
-// What the streams that choose cannot choose is no measure for their choice.
+// Regrets compare the streams' choices only with paths that they can choose.
 func TestRegretsKnowNoNIC(t *testing.T) {
 	for _, l := range nicSample("nic", "nic-channel").Regrets() {
 		if l.Best != "kernel" || l.Baseline != "one-copy-each" {
@@ -70,11 +70,12 @@ func TestRegretsKnowNoNIC(t *testing.T) {
 	}
 }
 
-// fakeNIC stands in for NICs: its channels and streams copy by a stream, and it checks that memory is registered around them.
+// fakeNIC replaces NICs. Its channels and streams copy on a stream, and it checks that memory is
+// registered while they are used.
 type fakeNIC struct {
 	t          *testing.T
 	registered []*mem.Region
-	opened     int // channels and streams that are open
+	opened     int // number of open channels and streams
 	failures   error
 }
 
@@ -153,7 +154,7 @@ func TestChannelsAreMeasured(t *testing.T) {
 	}
 }
 
-// A run that asks for channels where nothing opens them says so; one whose memory cannot be registered ends.
+// A run reports channels that no NIC provides. A run whose memory cannot be registered fails.
 func TestNoChannels(t *testing.T) {
 	o := small(Contender{Baseline: NICChannel})
 	rep, err := run(t, t.Context(), nil, o)

@@ -50,7 +50,7 @@ func TestDefaultsFollowTheDevice(t *testing.T) {
 	if gpu.ReferenceBytes != 256<<20 || gpu.PoolBytes != 2<<30 || simulated.PoolBytes >= gpu.PoolBytes {
 		t.Errorf("defaults %+v and %+v", gpu, simulated)
 	}
-	// What was asked for stretches what was not.
+	// Values that are given raise the defaults of others.
 	if o := (Options{Bytes: 4 << 30}).withDefaults(device.Info{Driver: "cuda"}); o.PoolBytes != 4<<30 {
 		t.Errorf("the pool has %d bytes for batches of 4 GiB", o.PoolBytes)
 	}
@@ -109,7 +109,7 @@ func TestContendersHaveNames(t *testing.T) {
 	}
 }
 
-// Numbers that nobody can mean are refused before anything is allocated by them, with what is allowed.
+// Absurd numbers are refused before anything is allocated. The error names the limits.
 func TestDefectAbsurdNumbersAreRefused(t *testing.T) {
 	const most = math.MaxInt64 &^ 7
 	for name, o := range map[string]Options{

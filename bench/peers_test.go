@@ -12,7 +12,7 @@ import (
 	"github.com/kvlane/kvlane/stream"
 )
 
-// Between two devices every byte is checked, too.
+// Every byte that is copied between two devices is checked.
 func TestPeers(t *testing.T) {
 	measure := func(plan *fault.Plan, progress func(int, int, string), who ...Contender) (*Report, error) {
 		var devs [2]*sim.Device
@@ -48,7 +48,7 @@ func TestPeers(t *testing.T) {
 		}
 	}
 	plan := fault.New(1)
-	var first []int64 // launches of each first turn
+	var first []int64 // launches of each first round
 	byKernel := Contender{Path: stream.PathKernel}
 	if _, err := measure(plan, func(_, _ int, what string) {
 		if strings.Contains(what, "kernel") && strings.Contains(what, "both ") {

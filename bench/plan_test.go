@@ -30,7 +30,7 @@ func TestPatternKnowsItsPlace(t *testing.T) {
 	}
 }
 
-// Reading device memory back finds what the kernel finds.
+// Without kernels the check reads device memory back, and finds the same faults.
 func TestCheckWithoutKernels(t *testing.T) {
 	dev, err := sim.Open(sim.Options{})
 	if err != nil {

@@ -23,7 +23,7 @@ var (
 	auto   = Contender{Policy: Throughput}
 )
 
-// small is a run of a few milliseconds.
+// small returns the options of a run of a few milliseconds.
 func small(who ...Contender) Options {
 	return Options{
 		Sizes: []int64{512, 4 << 10}, Bytes: 32 << 10, PoolBytes: 100 << 10, ReferenceBytes: 40 << 10,
@@ -40,7 +40,8 @@ func opener(dev device.Device) Opener {
 	}
 }
 
-// run measures a simulated device with the given faults and closes it. The device complains of whatever was not freed.
+// run measures a simulated device with the given faults and closes it. Close fails if memory was
+// not freed.
 func run(t *testing.T, ctx context.Context, plan *fault.Plan, o Options) (*Report, error) {
 	t.Helper()
 	dev, err := sim.Open(sim.Options{MemoryBytes: 256 << 20, Faults: plan})
@@ -84,7 +85,7 @@ func TestEveryPointIsMeasured(t *testing.T) {
 					t.Errorf("%s traveled by %q", p.Path, p.Traveled)
 				}
 			}
-			// Four copies beside each of two sizes and two placements.
+			// Four copies next to each of two sizes and two host arrangements.
 			if ref := rep.Reference; ref.ToDevice.GBps <= 0 || ref.ToHost.Samples != 16 || ref.Both.Low > ref.Both.High || !rep.Machine.Simulated {
 				t.Errorf("reference %+v; machine %+v", ref, rep.Machine)
 			}
@@ -92,8 +93,8 @@ func TestEveryPointIsMeasured(t *testing.T) {
 	}
 }
 
-// slowly runs on a device whose copies take 20 us and more, and checks the report. Budget and latency grow until what the machine
-// adds no longer matters.
+// slowly runs a benchmark on a device whose copies take at least 20 us, and checks the report.
+// Budget and latency grow until delays of the machine no longer matter.
 func slowly(t *testing.T, o Options, check func(rep *Report) error) {
 	t.Helper()
 	latency := 20 * time.Microsecond
@@ -112,7 +113,8 @@ func slowly(t *testing.T, o Options, check func(rep *Report) error) {
 	})
 }
 
-// Without a number of repetitions the budget decides: many of what is fast, few and short ones of what is slow.
+// Without a number of repetitions the budget decides: many repetitions of fast points, and few
+// short ones of slow points.
 func TestBudgetIsKept(t *testing.T) {
 	o := small(Contender{Baseline: OneCopyEach})
 	o.Reps, o.Budget, o.Sizes, o.Counts, o.Directions = 0, time.Second, []int64{256}, []int{1, 4096}, []Direction{ToHost}
@@ -132,14 +134,14 @@ func TestBudgetIsKept(t *testing.T) {
 		}
 		var b strings.Builder
 		if err := rep.WriteText(&b); err != nil || !strings.Contains(b.String(), "2 of them (*) with fewer blocks than in the column's head") {
-			return fmt.Errorf("the text does not report what was moved: %w\n%s", err, b.String())
+			return fmt.Errorf("the text does not report the moved bytes: %w\n%s", err, b.String())
 		}
 		return nil
 	})
 }
 
-// One copy in each step that moves blocks has a byte flipped, in the first repetition or the last: whichever it is, the
-// run must not end well.
+// One copy of each step that moves blocks is corrupted, in the first or the last repetition. The
+// run must fail.
 func TestWrongBytesFailTheRun(t *testing.T) {
 	for who, op := range map[Contender]string{
 		engine: sim.OpBatch, kernel: sim.OpLaunch, {Baseline: OneCopyEach}: sim.OpCopy, {Baseline: DriverBatch}: sim.OpBatch,
@@ -161,11 +163,11 @@ func TestWrongBytesFailTheRun(t *testing.T) {
 				last := int64(-1)
 				if i+1 < len(starts) {
 					end = starts[i+1]
-					last -= larges(op, dirs[(i+1)%len(dirs)]) // before the next point's first turn
+					last -= larges(op, dirs[(i+1)%len(dirs)]) // before the first round of the next point
 				}
-				last += end - larges(op, dir) // after the last turn
+				last += end - larges(op, dir) // after the last round
 				if op == sim.OpLaunch && dir != ToHost {
-					last-- // of the check
+					last-- // launch of the check
 				}
 				if last <= first {
 					t.Fatalf("step %d moved nothing by %s", i, who.Name())
@@ -180,7 +182,7 @@ func TestWrongBytesFailTheRun(t *testing.T) {
 	}
 }
 
-// larges is how many operations a sample of the large copy has.
+// larges returns the number of operations of a sample of the large copy.
 func larges(op string, dir Direction) int64 {
 	switch {
 	case op != sim.OpCopy:
@@ -191,7 +193,8 @@ func larges(op string, dir Direction) int64 {
 	return 1
 }
 
-// Contenders about as fast as the fastest move as many blocks as it, whatever the time; the slow ones fewer.
+// Contenders of about the same speed move the same number of blocks within the budget. Slow ones
+// move fewer.
 func TestWhatIsComparedMovesAsMuch(t *testing.T) {
 	o := small(Contender{Baseline: OneCopyEach}, engine, kernel)
 	o.Reps, o.Budget, o.Sizes, o.Counts, o.Directions, o.Layouts = 0, time.Second, []int64{256}, []int{8192}, []Direction{ToHost}, []Layout{HostScattered}
@@ -208,7 +211,7 @@ func TestWhatIsComparedMovesAsMuch(t *testing.T) {
 	})
 }
 
-// Blocks in the slots of a store are points like others, in every form, of whole slots; and checked, as others are.
+// Blocks in the slots of a store are measured and checked in every form, with whole slots.
 func TestSlots(t *testing.T) {
 	for _, form := range []Form{Lists, Pages, PagesSummed} {
 		t.Run(string(form), func(t *testing.T) {
@@ -248,7 +251,7 @@ func TestSlots(t *testing.T) {
 	}
 }
 
-// Whatever fails first, the run reports it and frees all that it took.
+// Each operation fails once. The run must report the failure and free all its memory.
 func TestNoFailureGoesUnreported(t *testing.T) {
 	for _, op := range []string{
 		sim.OpAlloc, sim.OpAllocHost, sim.OpOpen, sim.OpCallFill, sim.OpCallLaunch, sim.OpRecord, sim.OpFill, sim.OpLaunch,

@@ -24,7 +24,7 @@ func layout(tb testing.TB, shards ...int64) *block.Layout {
 	return l
 }
 
-// sealed returns an image whose bytes, padding included, were random before it was sealed.
+// sealed returns a sealed image. Its bytes, including padding, were random before.
 func sealed(tb testing.TB, f block.Format, key block.Key, seed uint64) []byte {
 	tb.Helper()
 	image := make([]byte, f.Layout.ImageBytes())
@@ -113,7 +113,7 @@ func TestSealedImageVerifies(t *testing.T) {
 	}
 }
 
-// Padding is stored too. It must not contain the memory's previous contents.
+// Padding is stored too, so it must not contain previous contents of the memory.
 func TestSealZeroesPadding(t *testing.T) {
 	f, key := someFormat(t, 5000, 100)
 	image := sealed(t, f, key, 1)
@@ -149,7 +149,7 @@ func TestSealWithMakesTheSameImage(t *testing.T) {
 	}
 }
 
-// No checksum, no size check: a flipped bit anywhere, padding included, must be found.
+// Every flipped bit must be detected, including those in padding.
 func TestDefect7EveryFlippedBitIsFound(t *testing.T) {
 	f, key := someFormat(t, 700, 100)
 	image := sealed(t, f, key, 1)
@@ -235,7 +235,7 @@ func TestSealAndVerifyAllocateNothing(t *testing.T) {
 	}
 }
 
-// The format must not change by accident: files written by earlier builds would all be lost.
+// The format must not change by accident, because files of earlier releases would be lost.
 func TestImageIsGolden(t *testing.T) {
 	for algo, name := range map[block.SumAlgo]string{block.SumXXH3: "header.golden", block.SumTree: "header-tree.golden"} {
 		f, key := someFormat(t, 700, 100)
@@ -253,7 +253,7 @@ func TestImageIsGolden(t *testing.T) {
 			t.Fatal(err)
 		}
 		if !bytes.Equal(got, want) {
-			t.Errorf("the header differs from %s; if that is meant, raise FormatVersion and run with -rewrite:\n%s", path, got)
+			t.Errorf("the header differs from %s; if that is intended, raise FormatVersion and run with -rewrite:\n%s", path, got)
 		}
 	}
 }

@@ -8,7 +8,7 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 )
 
-// twoGroups returns the formats of two page groups whose blocks differ in length.
+// twoGroups returns the formats of two page groups whose blocks have different lengths.
 func twoGroups(tb testing.TB) block.Formats {
 	tb.Helper()
 	full, sliding := someIdentity(), someIdentity()
@@ -20,7 +20,7 @@ func twoGroups(tb testing.TB) block.Formats {
 	}
 }
 
-// A store of one group has the keys that it had before there were groups.
+// A store with a single group has the same keys as releases without page groups.
 func TestKeysOfOneGroupHaveNoTag(t *testing.T) {
 	id := someIdentity()
 	one := block.Formats{{Layout: layout(t, 4096), Identity: id.Digest()}}
@@ -54,10 +54,10 @@ func TestDefectKeyOfAnotherGroupVerifies(t *testing.T) {
 			t.Error(err)
 		}
 		if err := fs.Verify(image, keys[1-g]); err == nil {
-			t.Errorf("an image of group %d verifies as one of the other's", g)
+			t.Errorf("an image of group %d verifies as one of the other group", g)
 		}
 	}
-	// An image of the right length and key, of the other group's identity.
+	// An image with the right length and key, but with the identity of the other group.
 	wrong := block.Format{Layout: fs[0].Layout, Identity: fs[1].Identity}
 	image := make([]byte, fs.ImageBytes(keys[0]))
 	if err := wrong.Seal(image, keys[0]); err != nil {
@@ -79,7 +79,7 @@ func TestDefectKeyOfAnotherGroupVerifies(t *testing.T) {
 func TestFormatsRefuse(t *testing.T) {
 	fs := twoGroups(t)
 	alike := fs[1]
-	alike.Identity[0]++ // the same tag
+	alike.Identity[0]++ // gives it the same tag
 	for name, fs := range map[string]block.Formats{
 		"none":      nil,
 		"no layout": {{Identity: fs[0].Identity}},
@@ -101,7 +101,7 @@ func TestFormatLayers(t *testing.T) {
 	}
 }
 
-// Group and layers are part of the identity, and neither can be taken for the other.
+// Group and layers are part of the identity, and cannot be confused with each other.
 func TestGroupIsPartOfTheIdentity(t *testing.T) {
 	seen := make(map[block.Digest]string)
 	for _, v := range [][2]string{{"", ""}, {"a", "1"}, {"a1", ""}, {"", "a1"}, {"b", "1"}, {"a", "2"}} {
@@ -117,7 +117,7 @@ func TestGroupIsPartOfTheIdentity(t *testing.T) {
 	}
 }
 
-// A state is one plane a layer whose length does not depend on the tokens of a block.
+// A state has one plane for each layer. Its length does not depend on the tokens of a block.
 func TestGeometryOfStates(t *testing.T) {
 	g := block.Geometry{Model: "m", DType: "float32", Layers: 3, KVHeads: 8, HeadSize: 1024, BlockTokens: 512, TPSize: 2, TPRank: 1, State: true}
 	l, err := g.Layout()

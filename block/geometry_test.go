@@ -20,8 +20,8 @@ func preset(tb testing.TB, name string) block.Geometry {
 }
 
 func TestPresets(t *testing.T) {
-	// Bytes of KV cache a token, as the models' documentation and public calculators have them, in
-	// bfloat16.
+	// Bytes of KV cache for each token in bfloat16, from the models' documentation and public
+	// calculators.
 	perToken := map[string]int64{
 		"llama-3.1-8b": 131072, "llama-3.1-70b": 327680, "qwen2.5-7b": 57344, "qwen3-32b": 262144,
 		"mistral-7b": 131072, "deepseek-v3": 70272,
@@ -61,8 +61,8 @@ func TestGeometryOfARank(t *testing.T) {
 		{8, 1, 0, false, 0, 8, 8 * 4096},
 		{8, 4, 3, false, 6, 8, 2 * 4096},
 		{8, 8, 5, false, 5, 6, 4096},
-		{4, 8, 5, false, 2, 3, 4096}, // more ranks than heads: two ranks a head
-		{1, 8, 7, true, 0, 1, 4096},  // latents are the same on every rank
+		{4, 8, 5, false, 2, 3, 4096}, // more ranks than heads: two ranks for each head
+		{1, 8, 7, true, 0, 1, 4096},  // latents are equal on every rank
 	}
 	for _, tt := range tests {
 		t.Run(fmt.Sprintf("%d heads, rank %d of %d, mla %v", tt.kvHeads, tt.rank, tt.size, tt.mla), func(t *testing.T) {
@@ -85,7 +85,8 @@ func TestGeometryOfARank(t *testing.T) {
 	}
 }
 
-// KV that is equal on several ranks has one identity: each rank finds the others' blocks.
+// KV that is equal on several ranks has one identity, so that each rank finds the blocks of the
+// others.
 func TestReplicatedKVHitsOnEveryRank(t *testing.T) {
 	keys := func(g block.Geometry) int {
 		distinct := make(map[block.Digest]bool)
@@ -136,8 +137,8 @@ func TestGeometryValidateNamesEveryProblem(t *testing.T) {
 	}
 }
 
-// A type has one name in identities, by whichever name a configuration gives it. So its blocks have
-// the same keys.
+// An identity uses one name of a data type, whichever name a configuration gives, so that the keys
+// of its blocks are the same.
 func TestDTypeByAnyNameIsOneIdentity(t *testing.T) {
 	for name, want := range map[string]string{
 		"bf16": "bfloat16", "fp16": "float16", "f16": "float16", "half": "float16", "f32": "float32", "fp32": "float32", "fp8": "fp8_e4m3",
@@ -158,14 +159,14 @@ func TestDTypeByAnyNameIsOneIdentity(t *testing.T) {
 			t.Errorf("%s and %s differ: %v, %+v", name, want, err, short.Identity("", ""))
 		}
 	}
-	// An identity is encoded as it is, so it has the one name.
+	// An identity accepts only that name.
 	id := preset(t, "llama-3.1-8b").Identity("", "")
 	id.DType = "bf16"
 	if err := id.Validate(); !errors.Is(err, errdefs.ErrInvalid) {
 		t.Errorf("an identity of bf16: %v, want ErrInvalid", err)
 	}
 	if _, err := block.ParseDType("bf17"); !errors.Is(err, errdefs.ErrInvalid) || !strings.Contains(err.Error(), "bfloat16 (bf16), float16 (fp16, f16, half)") {
-		t.Errorf("bf17: %v, want ErrInvalid that says which there are", err)
+		t.Errorf("bf17: %v, want ErrInvalid that lists the types", err)
 	}
 	for _, name := range block.DTypes() {
 		if got, err := block.ParseDType(name); err != nil || got != name {

@@ -13,7 +13,7 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 )
 
-// resum makes the header's checksum right again, so that the fields behind it are looked at.
+// resum corrects the header's checksum, so that the decoder checks the other fields.
 func resum(b []byte) []byte {
 	n := int(binary.LittleEndian.Uint32(b[12:]))
 	binary.LittleEndian.PutUint64(b[n-8:], xxh3.Hash(b[:n-8]))
@@ -87,7 +87,8 @@ func FuzzDecodeHeader(f *testing.F) {
 	big, _ := someFormat(f, make4(167)...)
 	f.Add(sealed(f, big, key, 1)[:big.Layout.HeaderBytes()])
 	f.Fuzz(func(t *testing.T, b []byte) {
-		// Once as it is, and once with a right checksum, or nothing would ever get past it.
+		// Once unchanged, and once with a right checksum, because otherwise almost no input would
+		// pass the checksum.
 		check(t, b)
 		if n, err := block.HeaderLen(b); err == nil && n <= int64(len(b)) {
 			check(t, resum(bytes.Clone(b)))
@@ -95,8 +96,7 @@ func FuzzDecodeHeader(f *testing.F) {
 	})
 }
 
-// check decodes b and, where that succeeds, makes sure that the header describes a layout and
-// nothing else.
+// check decodes b. If that succeeds, the header must describe a valid layout.
 func check(t *testing.T, b []byte) {
 	t.Helper()
 	h, err := block.DecodeHeader(b)

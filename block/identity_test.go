@@ -21,8 +21,8 @@ func someIdentity() block.Identity {
 	}
 }
 
-// Keys without dtype, layout, adapter, salt or multimodal input let the blocks of one serve
-// another.
+// Every field of an identity affects the key. Otherwise blocks could be used under a different
+// dtype, layout, adapter, salt or multimodal input.
 func TestDefect9KeysOfIdentitiesThatDifferInOneFieldDiffer(t *testing.T) {
 	base := someIdentity()
 	hash := []byte("engine block hash")
@@ -78,7 +78,7 @@ func TestDefect9FieldsShiftedIntoEachOtherDiffer(t *testing.T) {
 	}
 }
 
-// Multimodal input is part of the engine's block hash. Every bit of that affects the key, for any
+// The engine's block hash includes multimodal input. Every bit of the hash affects the key, for any
 // length.
 func TestDefect9EveryBitOfTheEngineHashCounts(t *testing.T) {
 	d := someIdentity().Digest()
@@ -100,7 +100,7 @@ func TestDefect9EveryBitOfTheEngineHashCounts(t *testing.T) {
 	}
 }
 
-// The key must not change between releases: every block stored before would be lost.
+// Keys must not change between releases, because every stored block would be lost.
 func TestKeyIsStable(t *testing.T) {
 	const want = "0bb7b24f0ee5f9959f000f7b6b8f2ad18eb2ff533d507bfe58c07fbd1c8624bb"
 	if got := someIdentity().Key([]byte("engine block hash")).String(); got != want {
@@ -134,8 +134,8 @@ func TestIdentityValidateNamesEveryProblem(t *testing.T) {
 	}
 }
 
-// Half of a model's 16 heads are not all of another's 8. Blocks of all heads have the same key
-// whether the number is given or not.
+// Half of the 16 heads of one model are not all 8 heads of another. Blocks with all heads have the
+// same key whether or not the number is given.
 func TestModelsWithOtherHeadsHaveOtherKeys(t *testing.T) {
 	g := block.Geometry{Model: "m", DType: "int8", Layers: 1, KVHeads: 16, HeadSize: 8, BlockTokens: 16, TPSize: 2}
 	half := g.Identity("", "")
@@ -160,7 +160,7 @@ func TestModelsWithOtherHeadsHaveOtherKeys(t *testing.T) {
 	}
 }
 
-// Text that is not UTF-8 would change in a marker's JSON.
+// Text that is not UTF-8 would change in the JSON of a marker.
 func TestIdentityIsUTF8(t *testing.T) {
 	for _, change := range []func(*block.Identity){
 		func(id *block.Identity) { id.Model += "\xe9" }, func(id *block.Identity) { id.Revision += "\xe9" },

@@ -14,14 +14,14 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 )
 
-// The lengths around which the implementation takes another way: one leaf, few leaves, one buffer
-// of leaf sums.
+// Lengths around the limits of the implementation: one leaf, few leaves, and one buffer of leaf
+// sums.
 var treeLengths = []int64{
 	1, 100, 4095, 4096, 4097, 5000, 8192, 16*4096 - 1, 16 * 4096, 16*4096 + 1, 17 * 4096,
 	256*4096 - 1, 256 * 4096, 256*4096 + 1, 300 * 4096, 512*4096 + 7,
 }
 
-// naiveTree is SumTree as its definition reads.
+// naiveTree computes SumTree literally by its definition.
 func naiveTree(shard []byte) (sum uint64, leaves []uint64) {
 	var words []byte
 	for at := 0; at < len(shard); at += 4096 {
@@ -71,7 +71,7 @@ func TestTreeSumIsAsDefined(t *testing.T) {
 	}
 }
 
-// The numbers are the reference implementation's (xxHash 0.8, in C).
+// The expected values are from the reference implementation (xxHash 0.8, in C).
 func TestTreeSumKnownAnswers(t *testing.T) {
 	for n, want := range map[int64]uint64{1: 0x113425e2d3c1afc3, 4096: 0x23bf0c53012b40c7, 8192: 0x30e94a8e0fda6b6f, 300*4096 + 5: 0x05c2f52b08877d21} {
 		b := make([]byte, n)
@@ -106,7 +106,7 @@ func TestVerifiedIsWhatHeaderReturns(t *testing.T) {
 	}
 }
 
-// Blocks that earlier builds wrote are read by every format, and none is taken for the other.
+// Every format verifies blocks of both algorithms, and does not confuse them.
 func TestBothAlgorithmsVerifyUnderEitherFormat(t *testing.T) {
 	for _, wrote := range []block.SumAlgo{block.SumXXH3, block.SumTree} {
 		f, key := someFormat(t, 5000, 100)
@@ -156,8 +156,8 @@ func TestSumsAllocateNothing(t *testing.T) {
 	}
 }
 
-// BenchmarkSum compares the algorithms, and a plain copy, on shards that lie in the CPU's caches
-// and on shards that come from memory. The copy's target is one shard, in the caches.
+// BenchmarkSum compares the algorithms and a plain copy, on shards in the CPU's caches and on
+// shards in memory. The copy's target is one shard in the caches.
 func BenchmarkSum(b *testing.B) {
 	const span = 128 << 20
 	mem := randomBytes(span, 1)

@@ -23,7 +23,7 @@ func hashTokens(t *testing.T, parent []byte, tokens []int64, blockTokens int) []
 	return out
 }
 
-// The hashes are in keys of blocks that outlive the process: they never change.
+// The hashes are part of the keys of stored blocks, so they must never change.
 func TestHashesOfTokensStayWhatTheyAre(t *testing.T) {
 	got := hashTokens(t, nil, []int64{1, 2, 3, 4, -1, 1 << 40, 7}, 2)
 	want := []string{
@@ -66,7 +66,7 @@ func TestHashesOfTokensAreChained(t *testing.T) {
 	}
 }
 
-// BenchmarkHashTokens is of a prompt of 16,000 tokens.
+// BenchmarkHashTokens hashes a prompt of 16,000 tokens.
 func BenchmarkHashTokens(b *testing.B) {
 	tokens := make([]int64, 16_000)
 	out := make([]byte, 0, 1000*block.HashBytes)

@@ -43,7 +43,7 @@ func tcp(tb testing.TB, s *blockiotest.Server, o *blockio.ClientOptions) {
 	}
 }
 
-// The pieces of an image cover it, and name the shards that their bytes touch.
+// The pieces of an image cover it completely, and name the shards that they overlap.
 func TestSplitNamesTheShardsOfPieces(t *testing.T) {
 	l, err := block.NewLayout([]int64{9000, 4096, 20000})
 	if err != nil {

@@ -21,7 +21,7 @@ import (
 
 func TestMain(m *testing.M) { testkit.Main(m) }
 
-// wide are the limits of all tests of frames.
+// wide are the limits of all frame tests.
 var wide = Limits{Entries: MaxEntries, Keys: MaxKeys, EntryBytes: MaxEntryBytes, RequestBytes: MaxRequestBytes, Credits: MaxCredits, KeepAliveMillis: 1000}
 
 func key(n byte) (k block.Key) {
@@ -40,7 +40,7 @@ func must(tb testing.TB, err error) {
 	}
 }
 
-// requests has a request of each kind.
+// requests returns a request of each kind.
 func requests() map[string]*Request {
 	id := IdentityHash(digest(0x40))
 	pieces := []Entry{
@@ -71,7 +71,7 @@ func requests() map[string]*Request {
 	}
 }
 
-// results has a result of each kind, by the name of its request.
+// results returns a result of each kind, by the name of its request.
 func results() map[string]*Result {
 	return map[string]*Result{
 		"store": {Op: OpStore, ID: 0x0102030405060708, Status: StatusPartial, Credits: 1, Bytes: 4096, Entries: []EntryResult{
@@ -190,7 +190,7 @@ func TestFramesAreDecoded(t *testing.T) {
 	}
 }
 
-// equalSlices makes empty and nil slices equal.
+// equalSlices treats empty and nil slices as equal.
 func equalSlices() cmp.Option {
 	return cmp.FilterPath(func(p cmp.Path) bool {
 		vx, vy := p.Last().Values()
@@ -198,7 +198,7 @@ func equalSlices() cmp.Option {
 	}, cmp.Ignore())
 }
 
-// Each bit that is changed alone makes a frame invalid or changes a field: no bit is ignored.
+// No bit of a frame is ignored: changing one bit makes the frame invalid or changes a field.
 func TestEveryBitOfAFrameCounts(t *testing.T) {
 	for name, b := range vectors(t) {
 		for i := range b {
@@ -346,7 +346,7 @@ func TestResultsThatMayNotBeSent(t *testing.T) {
 		if b, err := p.Result(nil, r, &wide); !errors.Is(err, errdefs.ErrInvalid) {
 			t.Errorf("%s: packed as %x, %v", what, b, err)
 		}
-		var d Result // a field that the frame has no place for is not decoded
+		var d Result // a field that the frame does not contain is not decoded
 		if err := d.Decode(r.append(nil), &wide); !errors.Is(err, errdefs.ErrInvalid) && !bytes.Equal(before, r.append(nil)) {
 			t.Errorf("%s: decoded: %v", what, err)
 		}

@@ -14,8 +14,8 @@ import (
 	"github.com/kvlane/kvlane/wire"
 )
 
-// A server that answers a request twice, before it has read it, loses its connection. It cannot
-// write the memory of a call that has returned.
+// A server that answers a request twice before it has read it loses its connection. It cannot write
+// to the memory of a call that has returned.
 func TestDefectSecondResultIsWrittenToMemory(t *testing.T) {
 	client, server := net.Pipe()
 	limits := DefaultLimits()
@@ -79,7 +79,7 @@ func TestDefectSecondResultIsWrittenToMemory(t *testing.T) {
 	close(returned)
 	<-c.ended
 	<-done
-	if err != nil && !errors.Is(err, errdefs.ErrInvalid) { // the first result may count
+	if err != nil && !errors.Is(err, errdefs.ErrInvalid) { // the first result may be accepted
 		t.Error(err)
 	}
 	if m[0] != 0 {

@@ -8,8 +8,8 @@ import (
 	"github.com/kvlane/kvlane/device"
 )
 
-// The kernels' input has a fixed layout: 64-bit little-endian words, in the order that kernel.go
-// gives.
+// The kernels' input has a fixed layout: 64-bit little-endian words in the order defined in
+// kernel.go.
 func TestDescriptorsAreAsKernelsReadThem(t *testing.T) {
 	b := make([]byte, device.PlaneSumDescBytes)
 	for _, c := range []struct {
@@ -19,19 +19,19 @@ func TestDescriptorsAreAsKernelsReadThem(t *testing.T) {
 		{"copy", "010000000000000002000000000000000300000000000000", func() {
 			d := device.CopyDesc{Dst: 1, Src: 2, Bytes: 3}
 			if d.Put(b); device.ReadCopyDesc(b) != d {
-				t.Errorf("%+v comes back as %+v", d, device.ReadCopyDesc(b))
+				t.Errorf("%+v decodes as %+v", d, device.ReadCopyDesc(b))
 			}
 		}},
 		{"plane", "0100000000000000020000000000000003000000000000000400000000000000", func() {
 			d := device.PlaneDesc{Base: 1, Stride: 2, Bytes: 3, SlotOff: 4}
 			if d.Put(b); device.ReadPlaneDesc(b) != d {
-				t.Errorf("%+v comes back as %+v", d, device.ReadPlaneDesc(b))
+				t.Errorf("%+v decodes as %+v", d, device.ReadPlaneDesc(b))
 			}
 		}},
 		{"pair", "0100000002000000", func() {
 			device.PutPair(b, 1, 2)
 			if page, slot := device.ReadPair(b); page != 1 || slot != 2 {
-				t.Errorf("a pair comes back as %d, %d", page, slot)
+				t.Errorf("a pair decodes as %d, %d", page, slot)
 			}
 		}},
 	} {

@@ -13,7 +13,7 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// exporter is a simulated device that exports files, or says why not.
+// exporter is a simulated device that exports files, or returns err.
 type exporter struct {
 	*sim.Device
 	err      error

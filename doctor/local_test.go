@@ -9,8 +9,8 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 )
 
-// The system calls are tried on whatever machine runs the test: which answer they give is its business, that they give
-// one of the three and leave nothing behind is ours.
+// The probes make real system calls. Any of the three answers is accepted, but nothing may stay
+// open.
 func TestLocalProbesAnswer(t *testing.T) {
 	m := Local(nil, nil, nil)
 	if err := m.IOUring(); err != nil && !errors.Is(err, errdefs.ErrNotSupported) {

@@ -15,9 +15,9 @@ import (
 	"github.com/kvlane/kvlane/device"
 )
 
-// recorded returns the machine whose /proc and /sys are in testdata. It has no GPU driver, no library and no system call
-// that works, until the test gives it some. The files are in one archive a machine (the txtar format), as names such as
-// "0000:1b:00.0" are not allowed in a Go module.
+// recorded returns the machine whose /proc and /sys are in testdata. It has no GPU driver, no
+// library and no working system call until the test adds them. The files are in one txtar archive
+// for each machine, because a Go module cannot contain names such as "0000:1b:00.0".
 func recorded(t *testing.T, name string) Machine {
 	t.Helper()
 	archive, err := os.ReadFile(filepath.Join("testdata", name+".txtar"))
@@ -53,7 +53,7 @@ func recorded(t *testing.T, name string) Machine {
 	}
 }
 
-// allYes is what a probe finds where everything works.
+// allYes returns the result of a probe in which everything works.
 func allYes() Probe {
 	var p Probe
 	for _, a := range p.abilities() {
@@ -62,8 +62,8 @@ func allYes() Probe {
 	return p
 }
 
-// twoGPUs is what the driver answers on the machine "dgx": the second GPU's driver has no batch copy, and a third is
-// broken.
+// twoGPUs returns the driver's answers on the machine "dgx". The second GPU does not support batch
+// copies, and a third is broken.
 func twoGPUs(context.Context) (CUDA, error) {
 	yes, badPTX := Finding{Answer: Yes}, Finding{Answer: No, Reason: "bad PTX"}
 	return CUDA{
@@ -136,7 +136,7 @@ func text(t *testing.T, r *Report) string {
 	return b.String()
 }
 
-// wantText wants the report to have these words one after the other, however they are set.
+// wantText checks that the report contains each text, ignoring line breaks and spacing.
 func wantText(t *testing.T, r *Report, want ...string) {
 	t.Helper()
 	words := func(s string) string { return strings.Join(strings.Fields(s), " ") }

@@ -18,7 +18,8 @@ func openCopy(dev device.Device, path stream.Path) (stream.Stream, error) {
 	return streamcopy.Open(dev, streamcopy.Options{Path: path, StagingBytes: 1 << 20})
 }
 
-// probe tries a simulated device with the given faults; closing it fails the test if the probe left something behind.
+// probe probes a simulated device with the given faults. Closing the device fails if the probe has
+// left memory or queues.
 func probe(t *testing.T, plan *fault.Plan, open Opener) Probe {
 	t.Helper()
 	dev, err := sim.Open(sim.Options{MemoryBytes: 64 << 20, Faults: plan})
@@ -50,7 +51,8 @@ func TestProbeOfMissingPathIsNo(t *testing.T) {
 	}
 }
 
-// A path that moves wrong bytes is not available, and that it is there makes it no plain "no".
+// A path that copies wrong bytes is not available, but because it exists the answer is Unknown
+// instead of No.
 func TestProbeComparesBytes(t *testing.T) {
 	p := probe(t, fault.New(1, fault.Every(sim.OpLaunch, 1).Corrupt()), openCopy)
 	if p.Kernel.Answer != Unknown || !strings.Contains(p.Kernel.Reason, "read back wrong bytes") {
@@ -61,7 +63,7 @@ func TestProbeComparesBytes(t *testing.T) {
 	}
 }
 
-// Whatever fails, the answer is not yes to all, and nothing stays allocated.
+// If any operation fails, at least one answer is not Yes, and nothing stays allocated.
 func TestProbeReportsEveryFailure(t *testing.T) {
 	for _, op := range []string{sim.OpAlloc, sim.OpAllocHost, sim.OpOpen, sim.OpWork, sim.OpRecord, sim.OpCallCopy, sim.OpCallBatch, sim.OpCallLaunch} {
 		for n := 0; ; n++ {

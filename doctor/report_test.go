@@ -30,10 +30,11 @@ func TestFullMachine(t *testing.T) {
 		t.Errorf("host: %+v", r.Host)
 	}
 	if len(r.NVIDIA.OnBus) != 2 {
-		t.Errorf("GPUs on the bus: %+v, want two: the bridge and the NIC are none", r.NVIDIA.OnBus)
+		t.Errorf("GPUs on the bus: %+v, want two, without the bridge and the NIC", r.NVIDIA.OnBus)
 	}
 	g := r.NVIDIA.GPUs[0]
-	// The driver writes the address in capitals and did not know the node; both come from the bus.
+	// The driver returns the address in capitals and does not know the node. Both come from the
+	// bus.
 	if g.PCI.Speed != "32.0 GT/s" || g.PCI.Width != 16 || g.NUMANode != 0 {
 		t.Errorf("GPU 0: %+v", g)
 	}
@@ -51,7 +52,7 @@ func TestFullMachine(t *testing.T) {
 		t.Errorf("cufile %+v, peer memory %+v, io_uring %+v", r.CuFile, r.RDMA.PeerMemory, r.IOUring)
 	}
 	if f := pathNamed(t, r, "kernel"); f.Answer != Yes || f.Reason == "" {
-		t.Errorf("kernel path: %+v, want a yes that says on which GPUs", f)
+		t.Errorf("kernel path: %+v, want Yes with the GPUs", f)
 	}
 	wantText(t, r, "NVIDIA H100 80GB HBM3, 80 GiB, compute 9.0", "2.5 GT/s x16 of 32.0 GT/s x16", "GID 1: 0000:0000:0000:0000:0000:ffff:0a00:0001 RoCE v2",
 		"port 1: DOWN, InfiniBand", "over NVLink", "ECC_UNCORRECTABLE", "on 1 of 3 GPUs",
@@ -59,7 +60,7 @@ func TestFullMachine(t *testing.T) {
 		"    NIC              yes: mlx5_0 (same PCIe switch, 2 hops)\n", "    NIC              no: none of mlx5_1 has an active port\n", "needs: a cable",
 		"    dma-buf          yes: NICs' writes are visible without a flush\n", "    dma-buf          no: the driver's modules are closed\n", "needs: the open ones")
 	if f := pathNamed(t, r, "nic"); f.Answer != Yes || !strings.Contains(f.Reason, "on 1 of 3 GPUs") {
-		t.Errorf("NIC path: %+v, want a yes that says on which GPUs", f)
+		t.Errorf("NIC path: %+v, want Yes with the GPUs", f)
 	}
 	if f := pathNamed(t, r, "peer"); f.Answer != Yes {
 		t.Errorf("peer path: %+v", f)
@@ -118,7 +119,7 @@ func TestVirtualMachine(t *testing.T) {
 func TestEveryPathIsReported(t *testing.T) {
 	r := examine(t, recorded(t, "laptop"))
 	for _, p := range stream.Paths() {
-		if p != stream.PathNICSoft { // which needs nothing
+		if p != stream.PathNICSoft { // which has no requirements
 			pathNamed(t, r, p.String())
 		}
 	}
@@ -203,7 +204,7 @@ func TestFileSystems(t *testing.T) {
 	}
 }
 
-// A container shows its own limit, and not the memory of the host alone.
+// In a container, the report shows the container's limit next to the memory of the host.
 func TestLimitsOfTheProcess(t *testing.T) {
 	m := recorded(t, "container")
 	r := examine(t, m)
@@ -248,7 +249,7 @@ func TestWriteTextReportsItsWriter(t *testing.T) {
 
 var rewrite = flag.Bool("rewrite", false, "rewrite the golden files")
 
-// missing is the error of a library that there is not, which says so at length and in brief.
+// missing is the error of a missing library, with a long and a brief text.
 type missing string
 
 func (m missing) Error() string {
@@ -257,7 +258,8 @@ func (m missing) Error() string {
 func (m missing) Brief() string { return string(m) + " not found" }
 func (m missing) Unwrap() error { return errdefs.ErrNotSupported }
 
-// noLibraries is a machine without libraries, of which a GPU and files are required.
+// noLibraries returns the report of a machine without libraries, on which a GPU and files are
+// required.
 func noLibraries(t *testing.T) *Report {
 	t.Helper()
 	m := recorded(t, "laptop")
@@ -285,7 +287,8 @@ func TestReportForPeople(t *testing.T) {
 	presenttest.Check(t, "full", *rewrite, examine(t, m).WriteText)
 }
 
-// Why there is no GPU is said in brief with the verdict and with the driver, and programs are told in full.
+// The text names the reason for a missing GPU briefly, with the verdict and with the driver. JSON
+// contains the full reason.
 func TestDefectReasonIsPrintedTwice(t *testing.T) {
 	r := noLibraries(t)
 	got := text(t, r)

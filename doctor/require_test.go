@@ -8,14 +8,14 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 )
 
-// answers examines a machine for everything that can be required.
+// answers examines a machine for every ability that can be required.
 func answers(t *testing.T, m Machine) map[string]Finding {
 	t.Helper()
 	r := Examine(t.Context(), m, Options{Require: Abilities()})
 	found := make(map[string]Finding, len(r.Required))
 	for _, p := range r.Required {
 		if found[p.Name] = p.Available; p.What == "" || p.Available.Answer == "" || p.Available.Answer != Yes && p.Available.Reason == "" {
-			t.Errorf("%+v: an ability has a description and an answer, and what is not a yes a reason", p)
+			t.Errorf("%+v: the description, the answer, or the reason of a No is missing", p)
 		}
 	}
 	if len(found) != len(Abilities()) {
@@ -59,7 +59,7 @@ func TestRequiredOfALaptop(t *testing.T) {
 	wantAnswers(t, answers(t, m), Unknown, "direct-io")
 }
 
-// Ports that are down carry nothing.
+// A port that is down does not satisfy the requirement.
 func TestRequiredPortIsActive(t *testing.T) {
 	r := Report{RDMA: RDMA{Library: Finding{Answer: Yes}, Devices: []RDMADevice{{Name: "mlx5_0", Ports: []RDMAPort{{Number: 1, State: "DOWN"}}}}}}
 	if f := r.activePort(); f.Answer != No || f.Remedy == "" {
@@ -87,7 +87,7 @@ func TestParseAbility(t *testing.T) {
 	}
 	for _, name := range []string{"", "CUDA", "warp"} {
 		if _, err := ParseAbility(name); !errors.Is(err, errdefs.ErrInvalid) || !strings.Contains(err.Error(), "cuda, calibrated, ") {
-			t.Errorf("%q: error %v, want ErrInvalid that says which there are", name, err)
+			t.Errorf("%q: error %v, want ErrInvalid that lists the abilities", name, err)
 		}
 	}
 }

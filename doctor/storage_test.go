@@ -14,7 +14,7 @@ import (
 	"github.com/kvlane/kvlane/internal/fault"
 )
 
-// noRecord is a device whose library knows no disk.
+// noRecord is a device whose library has no information about disks.
 type noRecord struct{ *sim.Device }
 
 func (d noRecord) OpenStorage(o device.StorageOptions) (device.Storage, error) {
@@ -95,7 +95,7 @@ func TestCuFileIsTriedOnEveryFileSystem(t *testing.T) {
 	}
 	r := examine(t, m)
 	if !slices.Equal(asked, []string{"/", "/raid one", "/mnt/kv"}) {
-		t.Errorf("asked about %q", asked)
+		t.Errorf("examined %q", asked)
 	}
 	var got []Answer
 	for _, f := range r.FileSystems {

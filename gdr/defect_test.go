@@ -23,7 +23,7 @@ import (
 
 func TestMain(m *testing.M) { testkit.Main(m) }
 
-// rig is a simulated device with NICs in software that are handled like the machine's, and memory
+// rig is a simulated device with software NICs that are handled like hardware NICs, and memory
 // registered with them.
 type rig struct {
 	nics      *NICs
@@ -81,8 +81,8 @@ func (r *rig) copy(t *testing.T, dst, src *mem.Region) error {
 	return err
 }
 
-// TestDefectGPUWritesNotFlushed checks that a copy to the device is flushed before it is reported
-// if the driver needs that, and fails with the flush. Copies from the device need none.
+// TestDefectGPUWritesNotFlushed checks copies to a device whose driver requires a flush. They are
+// flushed before they complete, and fail if the flush fails. Copies from the device need no flush.
 func TestDefectGPUWritesNotFlushed(t *testing.T) {
 	for _, needed := range []bool{false, true} {
 		plan := fault.New(1)
@@ -101,8 +101,8 @@ func TestDefectGPUWritesNotFlushed(t *testing.T) {
 	}
 }
 
-// TestDefectNoDMABufRegistration checks that exported memory is registered as dma-bufs, and that
-// the reason of the choice says so if nothing is exported.
+// TestDefectNoDMABufRegistration checks that memory is registered as a dma-buf if the device
+// exports it. The reason of the choice reports which method was used.
 func TestDefectNoDMABufRegistration(t *testing.T) {
 	for exports, want := range map[bool]string{true: "by " + registry.MethodDMABuf.String(), false: "by " + registry.MethodPeerMemory.String() + " ("} {
 		r := newRig(t, sim.Options{DMABufs: exports})
@@ -115,8 +115,8 @@ func TestDefectNoDMABufRegistration(t *testing.T) {
 	}
 }
 
-// TestDefectDeviceForTransfers checks that transfers use the open NICs and do not open them again,
-// which would take descriptors and a goroutine each.
+// TestDefectDeviceForTransfers checks that transfers use the open NICs instead of opening them
+// again with further descriptors and goroutines.
 func TestDefectDeviceForTransfers(t *testing.T) {
 	plan := fault.New(1)
 	p, err := soft.New(soft.Options{Faults: plan})
@@ -143,7 +143,7 @@ func TestDefectDeviceForTransfers(t *testing.T) {
 	closed(t, d.Close())
 }
 
-// A request for a missing NIC leaves nothing open, as TestMain checks.
+// A request for a missing NIC leaves nothing open. TestMain checks that.
 func TestOpenRefuses(t *testing.T) {
 	for name, c := range map[string]struct {
 		Config
@@ -158,7 +158,7 @@ func TestOpenRefuses(t *testing.T) {
 	}
 }
 
-// retrying is a provider that has retried to connect queue pairs.
+// retrying is a provider with a fixed number of connection retries.
 type retrying struct {
 	rdma.Provider
 	retries map[string]int64
@@ -166,8 +166,8 @@ type retrying struct {
 
 func (p retrying) ConnectRetries(device string) int64 { return p.retries[device] }
 
-// Retries of a provider are in the statistics of each NIC, also those of transfers, and also after
-// Close.
+// The statistics of each NIC include the provider's connection retries, also those of transfers,
+// and also after Close.
 func TestDefectConnectionIsTriedAgainInSilence(t *testing.T) {
 	p, err := soft.New(soft.Options{Devices: make([]soft.DeviceOptions, 2)})
 	if err != nil {
@@ -190,7 +190,7 @@ func TestDefectConnectionIsTriedAgainInSilence(t *testing.T) {
 	}
 }
 
-// A refusal of NICs is distinguished from a mistake of the caller, whether or not the rest could be
+// A refusal by NICs is distinguished from a wrong call, whether or not the registration could be
 // undone.
 func TestDefectFailureToUndoPassesForARefusal(t *testing.T) {
 	stuck, wrong := rdma.NewError("ibv_dereg_mr", "", unix.EIO, ""), rdma.NewError("ibv_reg_mr", "", unix.EINVAL, "")

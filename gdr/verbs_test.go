@@ -13,7 +13,7 @@ import (
 	"github.com/kvlane/kvlane/stream"
 )
 
-// The probe of the doctor, with NICs in software and with those of the machine.
+// The doctor's probe, with software NICs and with the machine's NICs.
 func TestProbe(t *testing.T) {
 	probes(t, gdr.Config{Provider: gdr.Soft, Count: 2}, stream.PathNICSoft, 2)
 }

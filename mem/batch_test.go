@@ -12,7 +12,8 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// pagedCache is a batch over a cache of layers x (K, V), scattered over pages and slots.
+// pagedCache returns a batch over a cache with keys and values of each layer, scattered over pages
+// and slots.
 func pagedCache(tb testing.TB, layers, pairs int, dir mem.Direction) *mem.Paged {
 	tb.Helper()
 	const page = 64
@@ -65,7 +66,7 @@ func TestExtentsEqualNaiveExpansion(t *testing.T) {
 	for _, dir := range []mem.Direction{mem.ToSlots, mem.ToPages} {
 		t.Run(dir.String(), func(t *testing.T) {
 			paged := pagedCache(t, 3, 40, dir)
-			// A hybrid model: another group, with its own planes, slots and page numbers.
+			// A second group, as in a hybrid model, with its own planes, slots and page numbers.
 			paged.Groups = append(paged.Groups, pagedCache(t, 1, 7, dir).Groups...)
 			host := hostRegion(t, cpuBase, 1000)
 			b := &mem.Batch{
@@ -145,7 +146,7 @@ func TestPagedValidateRefuses(t *testing.T) {
 		"slots without region":         func(g *mem.PageGroup) { g.Slots.Region = nil },
 		"slots without stride":         func(g *mem.PageGroup) { g.Slots.Stride = 0 },
 		"slots from before the region": func(g *mem.PageGroup) { g.Slots.Base = -1 },
-		// page * stride is 2^64 here, and wraps around to page 0.
+		// page * stride is 2^64, which wraps around to page 0.
 		"page offset wraps around":     func(g *mem.PageGroup) { g.Planes[0].Stride = 1 << 62; setPages(g, 4) },
 		"page offset goes negative":    func(g *mem.PageGroup) { g.Planes[0].Stride = math.MaxInt64; setPages(g, 1) },
 		"slot offset wraps around":     func(g *mem.PageGroup) { g.Slots.Stride = 1 << 62; setSlots(g, 4) },
@@ -181,7 +182,7 @@ func setSlots(g *mem.PageGroup, slot uint32) {
 	}
 }
 
-// inside is Validate for one extent, in numbers that do not overflow.
+// inside is Validate for one extent, computed without overflow.
 func inside(base int64, index uint32, stride, bytes, regionLen int64) bool {
 	off := new(big.Int).Mul(big.NewInt(int64(index)), big.NewInt(stride))
 	off.Add(off, big.NewInt(base))
@@ -206,7 +207,7 @@ func FuzzPagedValidate(f *testing.F) {
 			inside(base, page, stride, bytes, dev) && inside(slotBase, slot, slotStride, slotStride, host)
 		err := p.Validate()
 		if (err == nil) != want {
-			t.Fatalf("Validate = %v, the model says valid %v", err, want)
+			t.Fatalf("Validate = %v, the model expects valid %v", err, want)
 		}
 		if err != nil {
 			return
@@ -304,8 +305,8 @@ func TestPairRuns(t *testing.T) {
 	}
 }
 
-// TestPairRunsOfLongLists checks the sample: exact for lists fully in order or without order, and
-// close for a mixture.
+// TestPairRunsOfLongLists checks the sampled estimate. It is exact for lists that are fully sorted
+// or fully unordered, and close for a mixture.
 func TestPairRunsOfLongLists(t *testing.T) {
 	const n = 100_000
 	pairs := make([]mem.PageSlot, n)

@@ -15,7 +15,8 @@ type entry24 struct {
 }
 
 // BenchmarkSubBatch copies and reads the scatter-gather lists of sub-batches, with entries of 24
-// bytes and with a device address of 8 more. It also lends, checks and releases their buffers.
+// bytes and with a device address of 8 more bytes. It also lends, checks and releases their
+// buffers.
 func BenchmarkSubBatch(b *testing.B) {
 	for _, n := range []int{2, 110, 256} {
 		pool := (&bufferRig{kind: mem.KindHostPinned}).open(b, int64(n), 4160)

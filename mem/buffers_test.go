@@ -17,8 +17,8 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// bufferRig has the hooks of Buffers. Each call appends its name to calls. A hook of a name in fail
-// fails.
+// bufferRig provides the hooks of Buffers. Each hook appends its name to calls, and fails if its
+// name is in fail.
 type bufferRig struct {
 	kind  mem.Kind
 	fail  map[string]bool
@@ -117,8 +117,8 @@ func lend(tb testing.TB, b *mem.Buffers, n int64) mem.Buffer {
 	return x
 }
 
-// TestBuffersStride checks capacities around multiples of 64 bytes, not of powers of two, and that
-// both addresses of a buffer have the same offset.
+// TestBuffersStride checks that capacities are rounded up to multiples of 64 bytes, not to powers
+// of two, and that both addresses of a buffer have the same offset.
 func TestBuffersStride(t *testing.T) {
 	for _, kind := range []mem.Kind{mem.KindHost, mem.KindHostPinned, mem.KindDevice} {
 		for capacity, stride := range map[int64]int64{1: 64, 63: 64, 64: 64, 65: 128, 71: 128, 4160: 4160, 4161: 4224} {
@@ -151,7 +151,7 @@ func TestBuffersStride(t *testing.T) {
 	}
 }
 
-// TestBuffersReady checks which kinds can be send buffers and flags.
+// TestBuffersReady checks which kinds of memory can be used for send buffers and flags.
 func TestBuffersReady(t *testing.T) {
 	if n := reflect.TypeFor[mem.Buffer]().Size(); n != 32 {
 		t.Errorf("a buffer has %d bytes", n)
@@ -237,14 +237,15 @@ func TestBuffersWaitWithContext(t *testing.T) {
 	})
 }
 
-// TestBuffersRefuseForeign releases buffers twice, and entries that are not those of a lent buffer.
+// TestBuffersRefuseForeign checks that a second release of a buffer is refused, and so are entries
+// that do not belong to a lent buffer.
 func TestBuffersRefuseForeign(t *testing.T) {
 	b, other := (&bufferRig{kind: mem.KindHostPinned}).open(t, 4, 64), (&bufferRig{kind: mem.KindHostPinned}).open(t, 8, 64)
 	x, y := lend(t, b, 32), lend(t, b, 32)
 	if err := b.Release(x); err != nil {
 		t.Fatal(err)
 	}
-	again := lend(t, b, 32) // the same memory, with another loan
+	again := lend(t, b, 32) // the same memory with another loan
 	if again.CPU != x.CPU {
 		t.Fatalf("%+v is not the memory of %+v", again, x)
 	}
@@ -293,7 +294,7 @@ func TestBuffersZero(t *testing.T) {
 				t.Fatalf("%s buffer in round %d: %x", kind, round, content())
 			}
 			for i := range content() {
-				content()[i] = 0xee // also beyond the bytes in use
+				content()[i] = 0xee // also after the bytes in use
 			}
 			if round%2 == 0 {
 				if err := b.Release(x); err != nil {
@@ -340,7 +341,7 @@ func TestBuffersThatAreNotZeroed(t *testing.T) {
 	closeBuffers(t, b)
 }
 
-// TestBuffersFreeInOrder lets each step of freeing fail once. The steps behind it do not happen.
+// TestBuffersFreeInOrder fails each step of freeing once. Later steps must not be executed.
 func TestBuffersFreeInOrder(t *testing.T) {
 	for _, kind := range []mem.Kind{mem.KindHost, mem.KindHostPinned, mem.KindDevice} {
 		steps := []string{"deregister", "unpin", "free"}
@@ -371,7 +372,7 @@ func TestBuffersFreeInOrder(t *testing.T) {
 	}
 }
 
-// TestBuffersUndo lets each step of opening fail: the steps before it are undone.
+// TestBuffersUndo fails each step of opening. Earlier steps must be undone.
 func TestBuffersUndo(t *testing.T) {
 	for _, kind := range []mem.Kind{mem.KindHostPinned, mem.KindDevice} {
 		for step, want := range map[string][]string{

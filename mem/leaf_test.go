@@ -8,8 +8,8 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// leafyPaged returns a valid batch of two groups whose planes are whole leaves: 3 leaves and 1 a
-// page, 4 and 2 pairs.
+// leafyPaged returns a valid batch of two groups whose planes are whole leaves: 3 leaves and 1 leaf
+// for each page, with 4 and 2 pairs.
 func leafyPaged(tb testing.TB) *mem.Paged {
 	tb.Helper()
 	gpu := deviceRegion(tb, devBase, 0, 1<<20)

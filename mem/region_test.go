@@ -9,7 +9,7 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// Nothing in this package dereferences an address, so that made-up ones will do.
+// This package dereferences no address, so made-up addresses are sufficient.
 const (
 	cpuBase = mem.CPUAddr(0x10_0000)
 	devBase = mem.DevAddr(0x7f00_0000_0000)

@@ -119,7 +119,8 @@ func TestSlotPoolRefuses(t *testing.T) {
 	closePool(t, p)
 }
 
-// The loan of a slot that was released belongs to its next owner.
+// After a slot was released, its loan may belong to another owner. The old owner must not release
+// it again.
 func TestDefectSlotReleasedTwice(t *testing.T) {
 	p, _ := newPool(t, 1)
 	first := acquire(t, p)
@@ -200,7 +201,7 @@ func TestSlotPoolServesWaitersInOrder(t *testing.T) {
 	})
 }
 
-// Hardware may still write a slot in quarantine: it is neither lent nor freed.
+// Hardware may still write to a slot in quarantine, so it is neither lent nor freed.
 func TestDefectSlotInQuarantineIsLent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p, m := newPool(t, 2)

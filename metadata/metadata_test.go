@@ -35,8 +35,8 @@ func serve(t *testing.T, o ServerOptions) (*Server, *Client) {
 	return s, c
 }
 
-// TestLeases checks that a value stays until its lease ends or it is deleted, and without a lease
-// until it is deleted.
+// TestLeases checks that a value with a lease stays until the lease ends or it is deleted, and a
+// value without one until it is deleted.
 func TestLeases(t *testing.T) {
 	clock := clockwork.NewFakeClock()
 	s, c := serve(t, ServerOptions{Clock: clock})
@@ -98,8 +98,8 @@ func TestBounds(t *testing.T) {
 	}
 }
 
-// TestServerDown checks that a missing server is an error at once, and that requests succeed when
-// it is back.
+// TestServerDown checks that requests fail at once while the server is down, and succeed when it is
+// up again.
 func TestServerDown(t *testing.T) {
 	s := NewServer(ServerOptions{})
 	h := httptest.NewServer(s)
@@ -118,7 +118,7 @@ func TestServerDown(t *testing.T) {
 	}
 }
 
-// stuck is a body without bytes until it is closed.
+// stuck is a request body that returns no bytes until it is closed.
 type stuck struct{ read, closed chan struct{} }
 
 func (s stuck) Read([]byte) (int, error) {
@@ -129,8 +129,8 @@ func (s stuck) Read([]byte) (int, error) {
 
 func (s stuck) Close() error { return nil }
 
-// TestSlowPuts checks that slow puts use the memory of at most maxPuts values, and that other
-// requests are answered.
+// TestSlowPuts checks that slow puts use the memory of at most maxPuts values, and do not delay
+// other requests.
 func TestSlowPuts(t *testing.T) {
 	s := NewServer(ServerOptions{})
 	body := stuck{make(chan struct{}, 2*maxPuts), make(chan struct{})}
@@ -153,7 +153,8 @@ func TestSlowPuts(t *testing.T) {
 	serving.Wait()
 }
 
-// FuzzRequest checks that a server answers every request, and counts its values and bytes.
+// FuzzRequest checks that a server answers every request, and counts its values and bytes
+// correctly.
 func FuzzRequest(f *testing.F) {
 	f.Add("GET", "key=a", []byte(nil))
 	f.Add("PUT", "key=a&ttl=100", []byte("value"))

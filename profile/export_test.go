@@ -8,7 +8,8 @@ import (
 	"github.com/kvlane/kvlane/stream/copy/calibrate"
 )
 
-// MeasureBy has devices measured by run until the test ends. Not for tests that run in parallel.
+// MeasureBy replaces the measurement of devices by run until the test ends. Tests that use it must
+// not run in parallel.
 func MeasureBy(t *testing.T, run func(context.Context, device.Device, calibrate.Opener, calibrate.Options) (*calibrate.Result, error)) {
 	t.Helper()
 	before := measureDevice

@@ -23,7 +23,7 @@ import (
 
 var soon = streamfile.MeasureOptions{Budget: 100 * time.Millisecond}
 
-// calibrateFiles returns the profile of a directory, stored or measured now.
+// calibrateFiles returns the profile of a directory, either stored or measured now.
 func calibrateFiles(t *testing.T, profiles, dir string) *profile.CalibratedFiles {
 	t.Helper()
 	c, err := profile.CalibrateFiles(t.Context(), dir, profile.FileOptions{Dir: profiles, Measure: soon})
@@ -90,7 +90,7 @@ func TestFiles(t *testing.T) {
 	}
 }
 
-// Where nothing can be measured or stored, the error has the reason.
+// If a measurement or its storage is not possible, the error contains the reason.
 func TestFilesCannotBeCalibrated(t *testing.T) {
 	dir, profiles := testkit.MemoryDir(t), t.TempDir()
 	file := filepath.Join(profiles, "file")
@@ -117,7 +117,8 @@ func TestFilesCannotBeCalibrated(t *testing.T) {
 	}
 }
 
-// TestFilesOfADevice: what was measured with a device is kept apart from what was measured without, or with another one.
+// TestFilesOfADevice checks that measurements with a device are stored separately from those
+// without one or with another.
 func TestFilesOfADevice(t *testing.T) {
 	dev, dir, profiles := openGPU(t), testkit.MemoryDir(t), t.TempDir()
 	copies, err := streamcopy.Open(dev, streamcopy.Options{})
@@ -145,7 +146,7 @@ func TestFilesOfADevice(t *testing.T) {
 	}
 }
 
-// TestFilesAreMeasuredOnce, however many ask at once.
+// TestFilesAreMeasuredOnce checks that concurrent calls make one measurement.
 func TestFilesAreMeasuredOnce(t *testing.T) {
 	dir, profiles := testkit.MemoryDir(t), t.TempDir()
 	var wg sync.WaitGroup
@@ -178,6 +179,6 @@ func TestFilesAreMeasuredOnce(t *testing.T) {
 		t.Errorf("forced: %+v, %v", again, err)
 	}
 	if _, err := profile.CalibrateFiles(t.Context(), filepath.Join(dir, "none"), profile.FileOptions{Dir: profiles}); !errors.Is(err, os.ErrNotExist) || errors.Is(err, errdefs.ErrNotFound) {
-		t.Errorf("error %v, want that there is no directory", err)
+		t.Errorf("error %v, want a missing directory", err)
 	}
 }

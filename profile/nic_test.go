@@ -15,14 +15,15 @@ import (
 	"github.com/kvlane/kvlane/stream/copy/plan"
 )
 
-// deafNICs are NICs that memory cannot be registered with.
+// deafNICs are NICs that cannot register memory.
 type deafNICs struct{ *gdr.NICs }
 
 func (deafNICs) Register(...*mem.Region) error {
 	return fmt.Errorf("register nothing: %w", errdefs.ErrNoMemory)
 }
 
-// TestNICsThatCannotBeMeasured: the device's own paths are planned for then, and the cause is told.
+// TestNICsThatCannotBeMeasured checks that the plan then uses the device's own paths, and that the
+// cause is reported.
 func TestNICsThatCannotBeMeasured(t *testing.T) {
 	dev := openGPU(t)
 	nics, err := gdr.Open(dev, gdr.Config{Provider: gdr.Soft}, nil)
@@ -53,8 +54,8 @@ func TestNICsThatCannotBeMeasured(t *testing.T) {
 	}
 }
 
-// TestProfilesOfNICsAreKeptApart: other NICs, or other queue pairs on them, have other profiles, and none of NICs in software is
-// stored.
+// TestProfilesOfNICsAreKeptApart checks that other NICs, or other queue pairs on them, have
+// separate profiles, and that profiles of software NICs are not stored.
 func TestProfilesOfNICsAreKeptApart(t *testing.T) {
 	dev := openGPU(t)
 	keys := []plan.Key{profile.Key(dev, nil)}

@@ -19,10 +19,11 @@ import (
 
 func TestMain(m *testing.M) { testkit.Main(m) }
 
-// gpu is a simulated device that passes for a real one, which nobody else uses however busy this machine is.
+// gpu is a simulated device that appears to be a real GPU without other users, however busy this
+// machine is.
 type gpu struct {
 	device.Device
-	loaded *string // what measuring finds that others did
+	loaded *string // load by others that a measurement reports
 }
 
 func (g gpu) Info() device.Info {
@@ -53,7 +54,8 @@ func openGPU(t *testing.T) gpu {
 	return gpu{dev, loaded}
 }
 
-// TestCalibrate: what is found is stored, unless the device seems to have been in use; and what is stored is not measured again.
+// TestCalibrate checks that a profile is stored unless the device was in use, and that a stored
+// profile is not measured again.
 func TestCalibrate(t *testing.T) {
 	dev := openGPU(t)
 	o := profile.Options{Dir: t.TempDir(), Bytes: 1 << 20, Budget: 10 * time.Millisecond}
@@ -69,12 +71,12 @@ func TestCalibrate(t *testing.T) {
 	*dev.loaded = "somebody came"
 	first := calibrate()
 	if _, err := cache.Load(first.Profile.Key); first.Result == nil || first.Stored || !errors.Is(err, errdefs.ErrNotFound) {
-		t.Fatalf("in use: stored %v, loading says %v: %+v", first.Stored, err, first.Result)
+		t.Fatalf("in use: stored %v, loading returns %v: %+v", first.Stored, err, first.Result)
 	}
 	*dev.loaded = ""
 	first = calibrate()
 	if _, err := cache.Load(first.Profile.Key); first.Result == nil || !first.Stored || err != nil {
-		t.Fatalf("stored %v, loading says %v: %+v", first.Stored, err, first.Result)
+		t.Fatalf("stored %v, loading returns %v: %+v", first.Stored, err, first.Result)
 	}
 	if again := calibrate(); again.Result != nil || !again.Stored || !again.Profile.Made.Equal(first.Profile.Made) {
 		t.Errorf("measured again: %+v", again.Result)
@@ -83,7 +85,7 @@ func TestCalibrate(t *testing.T) {
 	if forced := calibrate(); forced.Result == nil {
 		t.Error("force did not measure")
 	}
-	// A file that is damaged is said to be that, and measured anew.
+	// A damaged file is reported and measured again.
 	o.Force = false
 	if err := os.WriteFile(first.File, []byte(`{"format":"kvlane-profile","version":2,`), 0o600); err != nil {
 		t.Fatal(err)
@@ -93,7 +95,8 @@ func TestCalibrate(t *testing.T) {
 	}
 }
 
-// TestFind: whatever is stored, there is something to plan with, and a note says where it is not this machine's.
+// TestFind checks that Find always returns a usable profile, and adds a note if it is not from this
+// machine.
 func TestFind(t *testing.T) {
 	dev := openGPU(t)
 	dir := t.TempDir()

@@ -8,8 +8,8 @@ import (
 	"github.com/kvlane/kvlane/rdma/soft"
 )
 
-// TestDefectPathMTUIsOneSides checks that two queue pairs with different maximum packets use the
-// shorter one on both sides, with any requested MTU: longer packets are dropped.
+// TestDefectPathMTUIsOneSides checks that two queue pairs with different maximum packet sizes both
+// use the smaller one, with any requested MTU. Larger packets would be dropped.
 func TestDefectPathMTUIsOneSides(t *testing.T) {
 	d := openNIC(t, soft.PortOptions{GIDs: []rdma.GID{ipv4}}, soft.PortOptions{MTU: rdma.MTU2048, GIDs: []rdma.GID{global}})
 	pd, err := d.AllocPD()
@@ -26,7 +26,7 @@ func TestDefectPathMTUIsOneSides(t *testing.T) {
 		}
 	}()
 	for name, tt := range map[string]struct {
-		asked [2]rdma.MTU // by the side at the port of 4096, and by that at the port of 2048
+		asked [2]rdma.MTU // requested by the side with port MTU 4096, and by the side with 2048
 		want  rdma.MTU
 	}{
 		"what the ports are for":   {[2]rdma.MTU{}, rdma.MTU2048},

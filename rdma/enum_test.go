@@ -12,7 +12,7 @@ import (
 	"github.com/kvlane/kvlane/rdma"
 )
 
-// enums are all values of all enumerations, by the verbs' prefix of their names.
+// enums returns all values of all enumerations. The keys are the prefixes of their names in C.
 func enums() map[string][]fmt.Stringer {
 	all := make(map[string][]fmt.Stringer)
 	for v := rdma.PortNOP; v <= rdma.PortActiveDefer; v++ {
@@ -39,7 +39,7 @@ func enums() map[string][]fmt.Stringer {
 	return all
 }
 
-// TestValuesAreThoseOfTheVerbs compares every name with its value in C, using a C compiler.
+// TestValuesAreThoseOfTheVerbs compares every value with its C constant, using a C compiler.
 func TestValuesAreThoseOfTheVerbs(t *testing.T) {
 	var c strings.Builder
 	c.WriteString("#include <infiniband/verbs.h>\n")

@@ -38,7 +38,7 @@ func TestError(t *testing.T) {
 	}
 }
 
-// TestCompletionError checks that all information of a failed completion is in its error.
+// TestCompletionError checks that the error contains all information about a failed completion.
 func TestCompletionError(t *testing.T) {
 	if err := new(rdma.WC).Err(); err != nil {
 		t.Errorf("success is %v", err)

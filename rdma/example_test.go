@@ -10,8 +10,8 @@ import (
 	"github.com/kvlane/kvlane/rdma/soft"
 )
 
-// A queue pair that is connected to itself writes from one half of a buffer to the other, in two requests that are posted
-// as one chain with one completion.
+// A queue pair that is connected to itself writes from one half of a buffer to the other. Two
+// requests are posted as one chain with one completion.
 func Example() {
 	buffer := must(hostmem.Alloc(8192))
 	copy(buffer, "keys and values")

@@ -7,7 +7,7 @@ import (
 	"github.com/kvlane/kvlane/rdma"
 )
 
-// Host-pinned memory has two addresses; work requests use that of the device.
+// Host-pinned memory has two addresses. Work requests use the device address.
 func TestOwnAddr(t *testing.T) {
 	b := make([]byte, 64)
 	for _, c := range []struct {

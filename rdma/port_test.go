@@ -87,7 +87,7 @@ func TestBestGID(t *testing.T) {
 	}
 }
 
-// gids is a device whose table mixes network protocols, unlike that of the NIC in software.
+// gids is a device whose GID table mixes network protocols, unlike that of the software NIC.
 type gids struct {
 	rdma.Device
 	table []rdma.GIDEntry

@@ -8,7 +8,7 @@ import (
 )
 
 // TestTimers compares codes and durations with the InfiniBand specification, and checks that a code
-// is the least one that is long enough.
+// is the smallest one that is long enough.
 func TestTimers(t *testing.T) {
 	for _, tt := range []struct {
 		name     string

@@ -81,7 +81,7 @@ func TestOptionsOutOfRange(t *testing.T) {
 	}
 }
 
-// The baseline allocates nothing for a request.
+// The baseline allocates no memory for a request.
 func TestSocketsAllocateNothingForARequest(t *testing.T) {
 	s, err := openSockets(t.Context(), make([]byte, 4096), 64)
 	must(t, err)

@@ -25,7 +25,7 @@ import (
 	"github.com/kvlane/kvlane/stream"
 )
 
-// tiny is a benchmark of a moment.
+// tiny returns the options of a benchmark that takes a moment.
 func tiny(t *testing.T) file.Options {
 	t.Helper()
 	o := file.Options{
@@ -35,7 +35,7 @@ func tiny(t *testing.T) file.Options {
 	return o
 }
 
-// ticking is a clock that goes on by a step whenever somebody looks at it.
+// ticking returns a clock that advances by a step each time it is read.
 func ticking(at time.Time, step time.Duration) func() time.Time {
 	return func() time.Time {
 		at = at.Add(step)
@@ -43,7 +43,8 @@ func ticking(at time.Time, step time.Duration) func() time.Time {
 	}
 }
 
-// What a budget is too short for is left out and named, and the run ends within a fifth more than it.
+// Measurements for which the budget is too short are left out and named, and the run exceeds the
+// budget by at most a fifth.
 func TestDefectBudgetOfFilesIsExceeded(t *testing.T) {
 	o := tiny(t)
 	begin := time.Now()
@@ -56,7 +57,7 @@ func TestDefectBudgetOfFilesIsExceeded(t *testing.T) {
 		t.Fatal(err)
 	}
 	if took := now().Sub(begin); took > o.Budget*6/5 || len(r.LeftOut) == 0 || len(r.Points) == 0 || len(notices) != 1 {
-		t.Errorf("a budget of %v took %v; left out: %q; said: %q", o.Budget, took, r.LeftOut, notices)
+		t.Errorf("a budget of %v lasted %v; left out: %q; notices: %q", o.Budget, took, r.LeftOut, notices)
 	}
 	var b strings.Builder
 	if err := r.WriteText(&b); err != nil || !strings.Contains(b.String(), "! not measured: "+r.LeftOut[0]) || !strings.Contains(b.String(), ": it did not fit the budget of 60 s\n") {
@@ -68,7 +69,7 @@ func TestDefectBudgetOfFilesIsExceeded(t *testing.T) {
 	}
 }
 
-// measure runs a benchmark, after which its directory is empty.
+// measure runs a benchmark, and checks that its directory is empty afterwards.
 func measure(t *testing.T, o file.Options) (*file.Report, error) {
 	t.Helper()
 	r, err := file.Run(t.Context(), o)
@@ -81,7 +82,8 @@ func measure(t *testing.T, o file.Options) (*file.Report, error) {
 	return r, err
 }
 
-// Who takes turns with fifteen others would get the same sixteenth of the file each time, which may be a slow one.
+// A contender that alternates with fifteen others got the same sixteenth of the file each time,
+// which may be a slow one.
 func TestDefectContendersKeepToPlaces(t *testing.T) {
 	const size, batches = 1 << 20, 16
 	o := file.Options{Bytes: 1 << 30}
@@ -124,10 +126,10 @@ func TestRawDeviceIsMeasured(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	const places = 2 * (2 + 1) * 2 // sizes; reads cold and not, writes; orders
+	const places = 2 * (2 + 1) * 2 // sizes; cold and cached reads and writes; orders
 	each := 4 - 2*min(len(r.Missing), 1)
 	if len(r.Points) != places*each || reported != places+1 {
-		t.Errorf("%d points, told of %d places", len(r.Points), reported)
+		t.Errorf("%d points, %d places reported", len(r.Points), reported)
 	}
 	best := 0
 	for i := range r.Points {
@@ -145,7 +147,8 @@ func TestRawDeviceIsMeasured(t *testing.T) {
 	}
 }
 
-// A batch is as long as somebody says, or as a default of blocks and bytes has it, and no longer than the file.
+// The batch length is the configured one, or follows from defaults for blocks and bytes. It never
+// exceeds the file.
 func TestBatchIsAsLongAsAsked(t *testing.T) {
 	for _, tt := range []struct {
 		bytes, atOnce, size int64
@@ -169,7 +172,7 @@ func TestBatchIsAsLongAsAsked(t *testing.T) {
 
 var rewrite = flag.Bool("rewrite", false, "write the golden files anew")
 
-// The report for people, of figures that do not change.
+// The text report of fixed figures.
 func TestText(t *testing.T) {
 	r := &file.Report{
 		Machine: bench.Facts{
@@ -216,11 +219,11 @@ func TestReportIsWritten(t *testing.T) {
 	}
 }
 
-// copies is a stream of files that moves nothing asynchronously: it stands in for the real ones.
+// copies is a fake stream of files that copies synchronously.
 type copies struct {
 	open map[*mem.Region]*os.File
 	dev  device.Device
-	harm func(b []byte) // what it does to what is read
+	harm func(b []byte) // corrupts the bytes of reads
 }
 
 type plain string
@@ -277,7 +280,7 @@ func (c *copies) copy(ctx context.Context, dst, src mem.Extent) error {
 	return errors.Join(err, c.open[dst.Region].Sync())
 }
 
-// device copies between bytes and a device's memory, if it is one's.
+// device copies between bytes and memory, if memory is device memory.
 func (c *copies) device(ctx context.Context, memory mem.Extent, bytes []byte, in bool) error {
 	if memory.Bytes() != nil {
 		return nil
@@ -377,7 +380,7 @@ func TestAnInterruptedRunLeavesNothing(t *testing.T) {
 			testkit.Skip(t, "direct-io", err.Error())
 		}
 		if (r != nil) != (at > 0) || r != nil && (r.Incomplete != bench.Interrupted || len(r.Points) == 0) {
-			t.Errorf("what was measured until place %d: %+v", at, r)
+			t.Errorf("measurements up to place %d: %+v", at, r)
 		}
 		if left, e := filepath.Glob(filepath.Join(o.Dir, "*")); !errors.Is(err, gone) || e != nil || len(left) != 0 {
 			t.Errorf("%v; left %v, %v", err, left, e)
@@ -387,7 +390,7 @@ func TestAnInterruptedRunLeavesNothing(t *testing.T) {
 
 func TestADiskWithoutRoomIsAClearError(t *testing.T) {
 	o := tiny(t)
-	o.Bytes = file.MaxBytes // of which no disk of a test machine has room
+	o.Bytes = file.MaxBytes // more than the disk of any test machine
 	_, err := measure(t, o)
 	if !errors.Is(err, errdefs.ErrNoSpace) || !errors.Is(err, unix.ENOSPC) || !strings.Contains(err.Error(), o.Dir) {
 		t.Error(err)

@@ -16,11 +16,11 @@ import (
 
 func TestMain(m *testing.M) { testkit.Main(m) }
 
-// fakeProduct slows down while the fake work runs. Its clock advances only when an event is waited
-// for, so that the result does not depend on the load of the machine.
+// fakeProduct slows down while the fake work runs. Its clock advances only during waits for events,
+// so that the result does not depend on the load of the machine.
 type fakeProduct struct {
 	duration time.Duration // of one product
-	slowdown float64       // additional share of the duration beside the work
+	slowdown float64       // relative increase of the duration while the work runs
 	first    time.Duration // additional duration of the first wait
 	fail     error
 	enqueued int
@@ -92,7 +92,7 @@ func (e *fakeEvent) Close()              { leak.Add(leak.Events, -1) }
 
 func (e *fakeEvent) Wait(ctx context.Context) error {
 	before, parts := e.p.state()
-	time.Sleep(time.Duration(e.products) * time.Millisecond / 2) // the work may start or end
+	time.Sleep(time.Duration(e.products) * time.Millisecond / 2) // so that the work can start or end
 	after, now := e.p.state()
 	for end := time.Now().Add(testkit.Patience()); after && now < parts+2 && time.Now().Before(end); {
 		time.Sleep(50 * time.Microsecond)
@@ -116,7 +116,7 @@ func measureFake(t *testing.T, p *fakeProduct, failAfter int) (*stage, Loss, err
 	return st, l, err
 }
 
-// A product that takes twice as long has half the rate.
+// A product that takes twice as long runs at half the rate.
 func TestLoss(t *testing.T) {
 	_, l, err := measureFake(t, &fakeProduct{duration: 5 * time.Millisecond, slowdown: 1}, 0)
 	if err != nil {
@@ -128,7 +128,7 @@ func TestLoss(t *testing.T) {
 	}
 }
 
-// A slow first product does not make the windows short.
+// A slow first product does not shorten the windows.
 func TestNoLoss(t *testing.T) {
 	st, l, err := measureFake(t, &fakeProduct{duration: 2 * time.Millisecond, first: 30 * time.Millisecond}, 0)
 	if err != nil {

@@ -32,8 +32,8 @@ func TestStudent(t *testing.T) {
 	}
 }
 
-// Student's own paired example, the hours of sleep gained by one drug over another ("The probable
-// error of a mean", 1908), as R's t.test has it.
+// Student's paired example, the hours of sleep gained with one drug over another ("The probable
+// error of a mean", 1908). The expected values are from R's t.test.
 func TestIntervalOfStudentsSleep(t *testing.T) {
 	in := meanInterval([]float64{1.2, 2.4, 1.3, 1.3, 0, 1.0, 1.8, 0.8, 4.6, 1.4})
 	near(t, "mean", in.mean, 1.58, 1e-12)
@@ -41,7 +41,7 @@ func TestIntervalOfStudentsSleep(t *testing.T) {
 	near(t, "upper bound", in.high, 2.4598858, 1e-4)
 }
 
-// Of intervals of 95%, 95% hold the mean of the distribution they were drawn from.
+// 95% of the 95% intervals contain the mean of the distribution.
 func TestIntervalCoversTheMean(t *testing.T) {
 	rng := rand.New(rand.NewPCG(3, 4))
 	const runs, mu = 20_000, 0.03

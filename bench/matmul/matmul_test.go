@@ -14,7 +14,7 @@ import (
 
 func TestMain(m *testing.M) { testkit.Main(m) }
 
-// pretender is a simulated device that says it has contexts, as a GPU does.
+// pretender is a simulated device that claims to have contexts, as a GPU has.
 type pretender struct{ *sim.Device }
 
 func (pretender) Do(f func() error) error { return f() }
@@ -40,7 +40,7 @@ func TestWithoutAGPUOrTheLibrary(t *testing.T) {
 	}
 }
 
-// The values are -1, 0 and 1, each a third, and no two matrices are alike.
+// The values are -1, 0 and 1, a third each, and no two matrices are equal.
 func TestRandomValues(t *testing.T) {
 	a, b := make([]byte, 8192), make([]byte, 8192)
 	randomize(a, 0)

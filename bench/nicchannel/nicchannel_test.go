@@ -30,7 +30,7 @@ func openChannel(tb testing.TB, o nicchannel.Options) *nicchannel.Channel {
 	return c
 }
 
-// shuffled copies blocks of src, in a random order, to those of dst.
+// shuffled returns batches that copy blocks of src, in random order, to those of dst.
 func shuffled(dst, src *mem.Region, size int64) []mem.Batch {
 	n := int(src.Len() / size)
 	batches := make([]mem.Batch, 2)
@@ -53,10 +53,10 @@ func wantShuffled(tb testing.TB, dst, src *mem.Region, size int64) {
 
 func random(b []byte) {
 	r := rand.NewChaCha8([32]byte{})
-	_, _ = r.Read(b) // it takes everything
+	_, _ = r.Read(b) // never fails
 }
 
-// Blocks of more than a chain and more than the queue arrive, and those longer than a request.
+// All blocks are copied, even if they exceed a chain or the queue, or a block exceeds a request.
 func TestChannelCopies(t *testing.T) {
 	for _, c := range []struct {
 		size, bytes int64
@@ -95,7 +95,7 @@ func TestVerbsChannelCopies(t *testing.T) {
 	}
 }
 
-// Copies to a device are writes and those from it reads, as a stream's are.
+// Copies to a device are writes, and copies from it are reads, as in a stream.
 func TestChannelCopiesDeviceMemory(t *testing.T) {
 	dev, err := sim.Open(sim.Options{})
 	check(t, err)
@@ -152,7 +152,7 @@ func TestChannelFails(t *testing.T) {
 	}
 }
 
-// Every verb may fail while a channel is opened: it says so, and leaves nothing behind.
+// If a verb fails while a channel is opened, Open returns the error and leaves nothing open.
 func TestChannelOpenFails(t *testing.T) {
 	for _, op := range []string{soft.OpQueryPort, soft.OpCreateCQ, soft.OpCreateQP, soft.OpModifyQP, soft.OpQueryGID} {
 		plan := fault.New(1, fault.Nth(op, 0).Fail(nil))

@@ -15,7 +15,7 @@ import (
 	"github.com/kvlane/kvlane/rdma/soft"
 )
 
-// all is what memory is registered for.
+// all are the access rights of registered memory.
 var all = rdma.MROptions{Access: rdma.AccessLocalWrite | rdma.AccessRemoteWrite | rdma.AccessRemoteRead}
 
 func check(tb testing.TB, err error) {
@@ -30,7 +30,7 @@ func closing(tb testing.TB, c interface{ Close() error }) {
 	tb.Cleanup(func() { check(tb, c.Close()) })
 }
 
-// softNIC opens a NIC in software with these faults.
+// softNIC opens a software NIC with the given faults.
 func softNIC(tb testing.TB, faults *fault.Plan, limits soft.DeviceOptions) *registry.Registry {
 	tb.Helper()
 	p, err := soft.New(soft.Options{Faults: faults, Devices: []soft.DeviceOptions{limits}})
@@ -68,7 +68,7 @@ func firstNIC(tb testing.TB, p rdma.Provider) *registry.Registry {
 	return g
 }
 
-// host returns so much host memory, registered with g until the test ends.
+// host returns host memory that is registered with g until the test ends.
 func host(tb testing.TB, g *registry.Registry, bytes int64) *mem.Region {
 	tb.Helper()
 	r := memory(tb, bytes)

@@ -11,7 +11,7 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// fills is a product that sets device memory.
+// fills is a product that fills device memory.
 type fills struct {
 	dev    device.Device
 	queue  device.Queue

@@ -13,7 +13,7 @@ import (
 	"github.com/kvlane/kvlane/tier/tiertest"
 )
 
-// Reads without a store read the shards of the blocks, and report files that are gone.
+// Raw reads read the shards of the blocks, and report missing files.
 func TestRawReadsAreOfTheBlocks(t *testing.T) {
 	for _, pipeline := range []string{"file", "log"} {
 		o := tiny()
@@ -50,14 +50,14 @@ func TestRawReadsAreOfTheBlocks(t *testing.T) {
 			}
 			stored = append(stored, image.Bytes()[layout.HeaderBytes():])
 		}
-		if pipeline == "log" { // a segment has headers too
+		if pipeline == "log" { // a segment also contains headers
 			if !slices.ContainsFunc(stored, func(b []byte) bool { return bytes.Contains(read, b[:layout.ShardBytes(0)]) }) {
 				t.Error("no block of the log was read")
 			}
 			continue
 		}
 		if !bytes.Equal(read, bytes.Join(stored, nil)) {
-			t.Error("other bytes than those of the blocks were read")
+			t.Error("the bytes read differ from those of the blocks")
 		}
 		if err := os.Remove(l.parts[2].name); err != nil {
 			t.Fatal(err)

@@ -18,7 +18,7 @@ import (
 
 var rewrite = flag.Bool("rewrite", false, "write the golden files anew")
 
-// sample is a report of every kind of point.
+// sample returns a report with every kind of point.
 func sample() *Report {
 	r := &Report{
 		Kind: Kind, Format: Format, Version: "v1.2.3",
@@ -96,13 +96,13 @@ func TestJSONComesBack(t *testing.T) {
 			t.Errorf("no field %q", field)
 		}
 	}
-	for _, text := range []string{`{"format":3}`, `{"kind":"kvlane bench store","format":0}`} { // of bench copy, and of another version
+	for _, text := range []string{`{"format":3}`, `{"kind":"kvlane bench store","format":0}`} { // a report of bench copy, and one of another version
 		if _, err := Read(strings.NewReader(text)); !errors.Is(err, errdefs.ErrMismatch) {
 			t.Errorf("%s: %v", text, err)
 		}
 	}
 	if _, err := Read(strings.NewReader("no report")); err == nil {
-		t.Error("no error for what is no JSON")
+		t.Error("no error for invalid JSON")
 	}
 }
 
@@ -116,7 +116,7 @@ func TestCompare(t *testing.T) {
 	now.Setup.LoadPolicy, old.Setup.LoadPolicy, old.Setup.DumpPolicy = "throughput", "", "" // of a report that did not say
 	c := now.Compare(old, 0.05)
 	if len(c.Notes) != 2 || c.Gone != 1 || c.Added != 1 || len(c.Changes) != len(old.Points)-1 || c.Worse(0.1) != 1 {
-		t.Errorf("notes %v, %d gone, %d added, %d changes", c.Notes, c.Gone, c.Added, len(c.Changes))
+		t.Errorf("notes %v, %d missing, %d added, %d changes", c.Notes, c.Gone, c.Added, len(c.Changes))
 	}
 	presenttest.Check(t, "compare", *rewrite, c.WriteText)
 	old.Incomplete = bench.Interrupted
@@ -136,7 +136,7 @@ func TestOptionsAreCheckedAtOnce(t *testing.T) {
 	}
 	for _, want := range []string{`"9b"`, "0 blocks of a request", "4097 requests", "1 pairs", `"idle"`, `"half"`, `"tape"`, "no directory", "-1 bytes", "-1ns"} {
 		if !strings.Contains(err.Error(), want) {
-			t.Errorf("%q is not said of in:\n%v", want, err)
+			t.Errorf("%q is missing in:\n%v", want, err)
 		}
 	}
 	o = tiny()

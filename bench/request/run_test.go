@@ -15,7 +15,7 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 )
 
-// tiny is a run of a moment.
+// tiny returns the options of a run that takes a moment.
 func tiny() Options {
 	return Options{
 		Engine: kvlane.Config{Device: kvlane.DeviceConfig{Driver: kvlane.Sim}}, Blocks: []int{1, 3}, Requests: []int{1, 2}, Bytes: 2 << 20, LargeBytes: 64 << 10, Budget: time.Minute, Seed: 1,
@@ -23,7 +23,7 @@ func tiny() Options {
 	}
 }
 
-// ticking is a clock that goes on by a step whenever somebody looks at it.
+// ticking returns a clock that advances by a step each time it is read.
 func ticking(at time.Time, step time.Duration) func() time.Time {
 	return func() time.Time {
 		at = at.Add(step)
@@ -31,7 +31,8 @@ func ticking(at time.Time, step time.Duration) func() time.Time {
 	}
 }
 
-// What a budget is too short for is left out and named, and the run ends within a fifth more than it.
+// Measurements for which the budget is too short are left out and named, and the run exceeds the
+// budget by at most a fifth.
 func TestDefectBudgetOfRequestsIsExceeded(t *testing.T) {
 	o := tiny()
 	begin := time.Now()
@@ -43,7 +44,7 @@ func TestDefectBudgetOfRequestsIsExceeded(t *testing.T) {
 		t.Fatal(err)
 	}
 	if took := o.clock().Sub(begin); took > o.Budget*6/5 || len(r.LeftOut) == 0 || len(r.Points) != 6*(8-len(r.LeftOut)) || len(notices) != 1 {
-		t.Errorf("a budget of %v took %v; %d points; left out: %q; said: %q", o.Budget, took, len(r.Points), r.LeftOut, notices)
+		t.Errorf("a budget of %v lasted %v; %d points; left out: %q; notices: %q", o.Budget, took, len(r.Points), r.LeftOut, notices)
 	}
 	o.clock = ticking(begin, time.Minute)
 	if _, err := Run(t.Context(), o); !errors.Is(err, errdefs.ErrInvalid) {
@@ -74,7 +75,7 @@ func TestRunMeasuresEveryPlace(t *testing.T) {
 			p.Reps < minRounds || p.CPUMicrosPerBlock <= 0 || p.AllocsPerBlock <= 0 || p.BlockBytes != 256<<10 || p.PieceBytes != 4096 || p.Path == ""
 		inconsistent = inconsistent || (p.Work != Load) != (p.DurableP50Micros > 0) || (p.Work == Both) != (p.DumpP50Micros > 0) || (p.Work != Dump) != (p.Hits == InCache)
 		inconsistent = inconsistent || (p.Work == Both) != (p.LoadsOverAlone > 0) || (p.Requests > 1) != (p.SlowestOverFair > 0)
-		inconsistent = inconsistent || p.Requests > 1 && p.SlowestOverFair < 0.99*p.LargeGBps/p.GBps // as the slowest ends when all have
+		inconsistent = inconsistent || p.Requests > 1 && p.SlowestOverFair < 0.99*p.LargeGBps/p.GBps // the slowest request ends when all have ended
 		inconsistent = inconsistent || (p.Layerwise && p.Work != Dump) != (len(p.LayersMicros) == 32)
 		inconsistent = inconsistent || (p.Work != Dump) != (p.LeasedMicros > 0) || p.BegunMicros < p.LeasedMicros || p.BegunMicros > p.P50Micros
 		if inconsistent {
@@ -101,7 +102,7 @@ func TestRunFindsBlocksInFiles(t *testing.T) {
 	for i := range r.Points {
 		found[r.Points[i].Hits]++
 	}
-	// Where the file system keeps what it is told to drop, that is said.
+	// If the file system does not drop its page cache on request, the report mentions it.
 	dropped := found[OnDisk] == 2 || found[OnDisk] == 0 && len(r.LeftOut) == 2 && strings.Contains(r.LeftOut[0], "disk")
 	if found[InCache] != 4 || found[InPageCache] != 2 || found[""] != 2 || !dropped {
 		t.Errorf("points by hits %v, left out %q", found, r.LeftOut)
@@ -111,7 +112,8 @@ func TestRunFindsBlocksInFiles(t *testing.T) {
 	}
 }
 
-// With direct storage loads of files are measured directly, through pinned memory and without a store, from the same files.
+// With direct storage, loads of the same files are measured directly, through pinned memory, and
+// without a store.
 func TestRunComparesDirectWithPinned(t *testing.T) {
 	for _, pipeline := range []string{"file", "cache|log"} {
 		o := tiny()
@@ -136,13 +138,13 @@ func TestRunComparesDirectWithPinned(t *testing.T) {
 	}
 }
 
-// A device that moves nothing leaves every page as it was: the run must find that.
+// A device that copies nothing leaves every page unchanged. The run must detect that.
 func TestWrongBytesFailTheRun(t *testing.T) {
 	for _, w := range []Work{Load, Dump, Both} {
 		o := tiny()
 		o.Work = []Work{w}
 		o.Open = func(ctx context.Context, c kvlane.Config) (*kvlane.Engine, error) {
-			c.Device.Sim.Still = true // which the run does not know
+			c.Device.Sim.Still = true // the run does not know that
 			return kvlane.Open(ctx, c)
 		}
 		if _, err := Run(t.Context(), o); !errors.Is(err, errdefs.ErrCorrupt) || !strings.Contains(err.Error(), "wrong bytes") {
@@ -175,7 +177,7 @@ func TestRunEndsWithItsContext(t *testing.T) {
 	}
 }
 
-// A request of a model with several page groups has blocks of all of them, from wherever they are.
+// A request of a model with several page groups has blocks of all groups, from every place.
 func TestRunOfSeveralPageGroups(t *testing.T) {
 	o := tiny()
 	o.Geometries, o.Blocks, o.Bytes = []string{"hybrid"}, []int{1}, 8<<20

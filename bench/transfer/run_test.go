@@ -35,13 +35,13 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// copying is a driver whose target is memory of the process.
+// copying is a driver whose target is memory of this process.
 type copying struct {
 	local, remote *mem.Region
 	batches       atomic.Int64
 	bytes         atomic.Int64
-	wrong         bool  // it brings wrong bytes
-	fails         error // what every batch but the first few fails with
+	wrong         bool  // writes wrong bytes
+	fails         error // error of every batch after the first few
 }
 
 func newCopying(t *testing.T, bytes int64) *copying {
@@ -79,7 +79,7 @@ func (d *copying) Submit(_ context.Context, op transfer.Op, blocks []transfer.Bl
 	return d, nil
 }
 
-// Every point has what was asked for, and figures that agree with each other.
+// Every point has the requested properties and consistent figures.
 func TestRun(t *testing.T) {
 	for _, op := range []transfer.Op{transfer.Read, transfer.Write} {
 		for _, check := range []bool{false, true} {
@@ -102,7 +102,7 @@ func TestRun(t *testing.T) {
 	}
 }
 
-// slow is a driver whose batches take a while, and end when they are given up.
+// slow is a driver whose batches take a while, and end early if they are canceled.
 type slow struct {
 	*copying
 	takes time.Duration
@@ -117,7 +117,7 @@ func (d slow) Submit(ctx context.Context, op transfer.Op, blocks []transfer.Bloc
 	}
 }
 
-// stuck is a driver whose third batch stands still.
+// stuck is a driver whose third batch never ends.
 type stuck struct{ *copying }
 
 func (d stuck) Submit(ctx context.Context, op transfer.Op, blocks []transfer.Block) (transfer.Pending, error) {
@@ -128,9 +128,9 @@ func (d stuck) Submit(ctx context.Context, op transfer.Op, blocks []transfer.Blo
 	return nil, context.Cause(ctx)
 }
 
-// Points are measured for less than they were to where the budget is shorter; what does not fit is left out, named and said; and a budget in
-// which nothing can be measured is an error.
-// What NVLink's counters saw is told beside what was moved, which is more than what counts where batches are checked.
+// If the budget is short, points are measured for a shorter time. Points that do not fit are left
+// out and named. A budget that is too short for any measurement is an error. The report compares
+// NVLink's counters with the moved bytes, which exceed the counted ones if batches are checked.
 func TestNVLinkCounters(t *testing.T) {
 	for _, check := range []bool{false, true} {
 		for _, op := range []transfer.Op{transfer.Read, transfer.Write} {
@@ -172,7 +172,7 @@ func TestDefectBudgetOfTransfersIsExceeded(t *testing.T) {
 	within := func(fail func() error) {
 		testkit.Grow(t, time.Second, func(budget time.Duration) (err error) {
 			o.Budget = budget
-			if _, is := o.Driver.(slow); is { // the batch of many takes ten budgets
+			if _, is := o.Driver.(slow); is { // a large batch takes ten times the budget
 				o.Driver = slow{d, budget / 100}
 			}
 			if _, is := o.Driver.(stuck); is {
@@ -190,7 +190,8 @@ func TestDefectBudgetOfTransfersIsExceeded(t *testing.T) {
 		}
 		return nil
 	})
-	// The batches of few blocks fit, and that of many, which is measured last, does not.
+	// The batches of few blocks fit into the budget. The large one, which is measured last, does
+	// not.
 	o.Driver, o.Batches, o.Op = slow{}, []int{1, 1 << 10, 2, 3}, transfer.Write
 	o.BlockBytes, o.Threads = []int64{100}, 1
 	within(func() error {
@@ -199,17 +200,17 @@ func TestDefectBudgetOfTransfersIsExceeded(t *testing.T) {
 		}
 		return nil
 	})
-	// Measured times of the only point counts, and not the batch that was under way.
+	// The measured time of the only point counts, and not the batch that was in progress.
 	o.Driver, o.Batches = stuck{}, []int{20}
 	within(func() error {
 		if len(r.Points) != 1 || r.Points[0].Batches != 1 || r.Points[0].GivenUp != 1 {
-			return fmt.Errorf("of two batches, of which one stands still: %+v", r.Points)
+			return fmt.Errorf("two batches, one of which never ends: %+v", r.Points)
 		}
 		return nil
 	})
 	var text strings.Builder
 	if must(t, r.WriteText(&text)); !strings.Contains(text.String(), "cancelled at the end") {
-		t.Errorf("it does not say that a batch was given up:\n%s", &text)
+		t.Errorf("it does not report the batch that was given up:\n%s", &text)
 	}
 	o.Driver, o.Batches, o.Budget = slow{d, 20 * time.Millisecond}, []int{1 << 10}, 100*time.Millisecond
 	if r, err := transfer.Run(ctx, o); r != nil || !errors.Is(err, errdefs.ErrInvalid) || !strings.Contains(err.Error(), "used up before the first measurement") {
@@ -217,11 +218,11 @@ func TestDefectBudgetOfTransfersIsExceeded(t *testing.T) {
 	}
 }
 
-// A run that is interrupted reports what it measured, and nothing where that is nothing.
+// An interrupted run reports its measurements so far, or an error if there are none.
 func TestDefectInterruptedTransfersReportNothing(t *testing.T) {
 	for _, after := range []int{0, 2} {
 		ctx, cancel := context.WithCancelCause(t.Context())
-		why := errors.New("somebody pressed a key")
+		why := errors.New("interrupted by the user")
 		r, err := transfer.Run(ctx, transfer.Options{
 			Driver: newCopying(t, 1<<20), Batches: []int{1, 2, 3}, Threads: 1, Duration: time.Millisecond,
 			Progress: func(done, total int, _ string) {
@@ -236,7 +237,8 @@ func TestDefectInterruptedTransfersReportNothing(t *testing.T) {
 	}
 }
 
-// Wrong bytes, a batch that fails, memory that does not fit and a context that ends end the run with that.
+// A run ends with an error if bytes are wrong, a batch fails, memory is too small or its context
+// ends.
 func TestRunFails(t *testing.T) {
 	failure := errors.New("cable cut")
 	for name, c := range map[string]struct {
@@ -270,7 +272,7 @@ func TestRunFails(t *testing.T) {
 	}
 }
 
-// The driver of Mooncake's protocol, over sockets, with every byte checked.
+// The driver of Mooncake's protocol works over sockets, and every byte is checked.
 func TestMooncake(t *testing.T) {
 	there := newCopying(t, 8<<20)
 	m := mooncake.NewRegions(nil)
@@ -291,11 +293,11 @@ func TestMooncake(t *testing.T) {
 		}
 	}
 	if _, err := transfer.OpenMooncake(t.Context(), transfer.MooncakeOptions{Directory: dir, Segment: "nobody", LocalBytes: 4096}); !errors.Is(err, errdefs.ErrInvalid) {
-		t.Errorf("a segment that is none: %v", err)
+		t.Errorf("an invalid segment: %v", err)
 	}
 }
 
-// The report's forms, of figures that do not change.
+// The forms of the report, with fixed figures.
 func TestReport(t *testing.T) {
 	r := &transfer.Report{
 		Format: transfer.Format, Protocol: "mooncake, tcp version 2", Target: "127.0.0.1:15995", Op: transfer.Write, Threads: 12, Checked: true, CPUs: 2,

@@ -20,7 +20,7 @@ func must(tb testing.TB, err error) {
 	}
 }
 
-// dwords returns the bytes of a vector, as the tables of the format have them.
+// dwords returns the bytes of a vector in the notation of the format's tables.
 func dwords(d ...uint32) (b []byte) {
 	for _, v := range d {
 		b = binary.LittleEndian.AppendUint32(b, v)
@@ -261,7 +261,7 @@ func FuzzCompletion(f *testing.F) {
 			}
 			packed, err := c.Append(nil, &v.request)
 			if err != nil {
-				continue // a server may send more than kvlane would
+				continue // a server may send values that kvlane does not send
 			}
 			must(t, again.Decode(packed, &v.request))
 			if !slices.Equal(again.Entries, c.Entries) || again.Status != c.Status {

@@ -29,7 +29,8 @@ func must(tb testing.TB, err error) {
 	}
 }
 
-// fabric has a NIC and a simulated device, whose host-pinned memory has two addresses that differ.
+// fabric has a NIC and a simulated device. The CPU and device addresses of its host-pinned memory
+// differ.
 type fabric struct {
 	dev     *sim.Device
 	devices *registry.Devices

@@ -19,8 +19,8 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// BenchmarkRetrieve retrieves pieces over loopback TCP, one for each request, by as many goroutines
-// as the depth. BenchmarkSockets is its baseline.
+// BenchmarkRetrieve retrieves pieces over loopback TCP, one with each request, from as many
+// goroutines as the depth. BenchmarkSockets is its baseline.
 func BenchmarkRetrieve(b *testing.B) {
 	for _, c := range []struct{ bytes, depth int }{{4096, 64}, {2 << 20, 4}} {
 		b.Run(fmt.Sprintf("%d/depth%d", c.bytes, c.depth), func(b *testing.B) { benchmarkRetrieve(b, c.bytes, c.depth) })
@@ -95,8 +95,8 @@ func parallel(b *testing.B, depth int, f func(i, n int)) {
 	all.Wait()
 }
 
-// BenchmarkSockets moves the same bytes over bare sockets: requests of 136 bytes that are pipelined
-// to the depth, and results of 80 bytes with the data, received into the same slots and summed.
+// BenchmarkSockets moves the same bytes over plain sockets: pipelined requests of 136 bytes, and
+// results of 80 bytes with the data, which are received into the same slots and summed.
 func BenchmarkSockets(b *testing.B) {
 	for _, c := range []struct{ bytes, depth int }{{4096, 64}, {2 << 20, 4}} {
 		b.Run(fmt.Sprintf("%d/depth%d", c.bytes, c.depth), func(b *testing.B) { benchmarkSockets(b, c.bytes, c.depth) })

@@ -59,19 +59,19 @@ func (r *rig) retrieve(t *testing.T, c *blockio.Client, f block.Format, n int) e
 	c.Retrieve(t.Context(), pieces, errs)
 	err := errors.Join(errs...)
 	if err == nil && !bytes.Equal(m.Bytes(), want) {
-		t.Errorf("block %d of %s has other bytes", n, f.Identity)
+		t.Errorf("block %d of %s has wrong bytes", n, f.Identity)
 	}
 	return err
 }
 
-// Three identities of different image lengths share memory for half of their blocks. With a disk
-// all blocks return, also from a server that is started again with the directory.
+// Three identities with different image lengths share memory for half of their blocks. With a disk
+// all blocks are found, also after a restart of the server with the same directory.
 func TestBlocksReturnFromDisk(t *testing.T) {
 	onDisks(t, func(t *testing.T, open func(string, dirfs.FS) *blockhost.Disk) {
 		root := t.TempDir()
 		const blocks = 12
 		for start := range 2 {
-			r := newDiskRig(t, Options{}, blocks*7/10, open(root, nil)) // the images of the others are shorter and longer
+			r := newDiskRig(t, Options{}, blocks*7/10, open(root, nil)) // the images of the other identities are shorter and longer
 			c := r.client(t, blockio.ClientOptions{Retries: 20})
 			if start == 0 {
 				for i := range blocks {
@@ -120,7 +120,7 @@ func TestLeasesAndDeletionsOnDisk(t *testing.T) {
 		must(t, c.Flush(ctx))
 		l, err := c.Lease(ctx, entries(f, 9), time.Hour)
 		must(t, err)
-		if l.Keys() != 8 { // more than the memory has
+		if l.Keys() != 8 { // more than fit into memory
 			t.Errorf("%d keys are leased", l.Keys())
 		}
 		errs := make([]error, 9)
@@ -139,7 +139,7 @@ func TestLeasesAndDeletionsOnDisk(t *testing.T) {
 	})
 }
 
-// The Nth operation on the files fails. The client gets errors or misses, and never other bytes, and
+// Operation N on the files fails. The client gets errors or misses, but never wrong bytes, and
 // after the fault the server works.
 func TestFaultAtTheNthFileOperation(t *testing.T) {
 	onDisks(t, func(t *testing.T, open func(string, dirfs.FS) *blockhost.Disk) {
@@ -178,14 +178,15 @@ func TestFaultAtTheNthFileOperation(t *testing.T) {
 					break
 				}
 				if n > 200 {
-					t.Fatal("there is no end")
+					t.Fatal("the number of operations has no limit")
 				}
 			}
 		}
 	})
 }
 
-// A read that hangs delays neither the end of its request nor other requests.
+// A read that hangs delays neither other requests nor the end of its own request beyond the
+// deadline.
 func TestHangingDisk(t *testing.T) {
 	plan := fault.New(1)
 	r := newDiskRig(t, Options{}, 4, disks["file"](t.TempDir(), faultfs.New(dirfs.OS(), plan, nil)))
@@ -212,7 +213,7 @@ func TestHangingDisk(t *testing.T) {
 	r.close(t)
 }
 
-// A hello whose directory cannot be made fails, as a failure of the server.
+// If the directory of a tenant cannot be created, the hello fails as a failure of the server.
 func TestDirectoryThatCannotBeMade(t *testing.T) {
 	root := filepath.Join(t.TempDir(), "file")
 	must(t, os.WriteFile(root, nil, 0o600))

@@ -38,7 +38,7 @@ func nics(t *testing.T) (client, server *registry.Registry, memory mem.BufferHoo
 	return open(), open(), mem.BufferHooks{Alloc: dev.AllocHost, Free: dev.Free}
 }
 
-// A client of an authenticated connection uses RDMA, and one without credentials does not.
+// A client with credentials uses RDMA, and a client without credentials does not.
 func TestRDMANeedsAnAuthenticatedConnection(t *testing.T) {
 	own, servers, memory := nics(t)
 	g, err := gateway.New(gateway.Options{NIC: servers, Kind: mem.KindHostPinned, Memory: memory})

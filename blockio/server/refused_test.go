@@ -35,7 +35,8 @@ func frame(t *testing.T, q *blockio.Request, data ...[]byte) []byte {
 	return b.Bytes()
 }
 
-// The bytes of a store whose time is over are not stored, whether it ends before a piece or in it.
+// The bytes of a store that exceeds its deadline are not stored, whether the deadline ends before a
+// piece or within it.
 func TestStoreAfterItsDeadline(t *testing.T) {
 	r := newRig(t, Options{}, 8)
 	f := r.formats[0]
@@ -56,7 +57,7 @@ func TestStoreAfterItsDeadline(t *testing.T) {
 	}
 }
 
-// The bytes of a refused store take no memory of their length.
+// A refused store does not allocate memory for its bytes.
 func TestRefusedStoreTakesNoMemory(t *testing.T) {
 	r := newRig(t, Options{}, 8)
 	c := r.raw(t)
@@ -73,11 +74,11 @@ func TestRefusedStoreTakesNoMemory(t *testing.T) {
 		t.Errorf("result %+v", got)
 	}
 	if n := after.TotalAlloc - before.TotalAlloc; n > 1<<20 {
-		t.Errorf("a refused piece of %d bytes took %d bytes of memory", len(data), n)
+		t.Errorf("a refused piece of %d bytes allocated %d bytes", len(data), n)
 	}
 }
 
-// Identities of connections that have ended do not stay without blocks.
+// Identities without blocks are removed when their connections end.
 func TestIdentitiesEndWithTheirConnections(t *testing.T) {
 	r := newRig(t, Options{}, 8)
 	space, err := r.host.Space(t.Context(), "default", r.formats[0])

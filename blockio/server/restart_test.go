@@ -12,8 +12,8 @@ import (
 	"github.com/kvlane/kvlane/internal/auth"
 )
 
-// The server is restarted 20 times at its address while a client works. Without the server calls
-// fail within their deadline; with it blocks are missing, and then found again.
+// The server is restarted 20 times at the same address while a client works. Without the server,
+// calls fail within their deadline. With it, blocks are first missing and then found again.
 func TestRestarts(t *testing.T) {
 	r := newRig(t, Options{}, 8)
 	c := r.client(t, blockio.ClientOptions{})
@@ -33,7 +33,7 @@ func TestRestarts(t *testing.T) {
 		}
 		space, err := r.host.Space(t.Context(), auth.DefaultTenant, f)
 		must(t, err)
-		must(t, space.Delete(t.Context(), key(1))) // a restart loses the memory
+		must(t, space.Delete(t.Context(), key(1))) // a restart loses the blocks in memory
 		s, err := New(Options{Host: r.host, Auth: r.o.Auth})
 		must(t, err)
 		_, err = s.Listen(t.Context(), r.addr)

@@ -37,7 +37,7 @@ func wantErr(tb testing.TB, what string, err, want error) {
 	}
 }
 
-// until waits for a condition.
+// until waits until ok returns true, and fails with what after the test's patience.
 func until(tb testing.TB, what string, ok func() bool) {
 	tb.Helper()
 	for end := time.Now().Add(testkit.Patience()); !ok(); time.Sleep(time.Millisecond) {
@@ -88,7 +88,7 @@ func newDiskRig(t *testing.T, o Options, images int64, disk *blockhost.Disk) *ri
 func (r *rig) close(t *testing.T) {
 	t.Helper()
 	must(t, r.Close(context.Background()))
-	must(t, r.host.Close(context.Background())) // no block is in use
+	must(t, r.host.Close(context.Background())) // fails if a block is in use
 }
 
 func (r *rig) dial(ctx context.Context) (net.Conn, error) {
@@ -119,7 +119,7 @@ func entries(f block.Format, n int) (all []blockio.KeyEntry) {
 	return all
 }
 
-// image returns the sealed image of block n and its pieces.
+// image returns the sealed image of block n and its pieces of at most most bytes.
 func image(t *testing.T, f block.Format, n int, most int64) (mem.Extent, []blockio.Piece) {
 	t.Helper()
 	b, err := hostmem.Alloc(f.Layout.ImageBytes())
@@ -152,9 +152,9 @@ func TestBlocksOfThreeIdentities(t *testing.T) {
 		for _, f := range r.formats {
 			m, pieces := image(t, f, int(most), most)
 			want := bytes.Clone(m.Bytes())
-			slices.Reverse(pieces) // any order
+			slices.Reverse(pieces) // any order is allowed
 			must(t, store(t, c, pieces))
-			must(t, store(t, c, pieces)) // again: the block exists
+			must(t, store(t, c, pieces)) // the block exists already
 			clear(m.Bytes())
 			errs := make([]error, len(pieces))
 			c.Retrieve(t.Context(), pieces, errs)
@@ -252,7 +252,7 @@ func TestLeasesKeepBlocksAndEndWithTheConnection(t *testing.T) {
 	wantErr(t, "flush to memory", other.Flush(ctx), errdefs.ErrNotSupported)
 }
 
-// raw is a connection whose frames the test makes.
+// raw is a connection on which the test sends its own frames.
 type raw struct {
 	net.Conn
 	w *wire.FrameWriter
@@ -312,9 +312,9 @@ func TestHostileClientsAreRefused(t *testing.T) {
 	}
 }
 
-// A client ends within a store: the server keeps nothing of it in use.
+// If a client disconnects during a store, the server releases the block.
 func TestClientThatEndsInAStoreLeavesNothingInUse(t *testing.T) {
-	r := newRig(t, Options{}, 8) // whose host closes only if nothing is in use
+	r := newRig(t, Options{}, 8) // its host can be closed only if no block is in use
 	f := r.formats[0]
 	c := r.raw(t)
 	q := blockio.Request{Op: blockio.OpStore, ID: 2, RemainingMillis: 1000, Entries: []blockio.Entry{{Key: key(1), Identity: blockio.IdentityHash(f.Identity), Length: 4096}}}

@@ -26,8 +26,8 @@ const (
 	tokenB = "token-of-tenant-b-0123"
 )
 
-// tokenServer returns credentials with the tokens of two tenants, and the file of their certificate.
-// token writes a token to a file, and returns its name.
+// tokenServer returns server credentials with the tokens of two tenants, and the file of their
+// certificate. token writes a token to a file and returns its name.
 func tokenServer(t *testing.T) (_ *auth.Server, cert string, token func(string) string) {
 	t.Helper()
 	dir := t.TempDir()
@@ -56,8 +56,8 @@ func tokenServer(t *testing.T) (_ *auth.Server, cert string, token func(string) 
 	return a, cert, func(text string) string { return file("token", []byte(text)) }
 }
 
-// Tenants come from tokens over TLS. They do not see each other's blocks, and without a token there
-// is no connection.
+// Tokens over TLS determine the tenant. Tenants do not see each other's blocks, and without a token
+// a connection is refused.
 func TestTenantsAreApart(t *testing.T) {
 	a, cert, file := tokenServer(t)
 	root := t.TempDir()

@@ -15,7 +15,7 @@ import (
 	"github.com/kvlane/kvlane/internal/testkit"
 )
 
-// A program in C uses the library with all that an engine does, wrongly too.
+// A C program uses all functions of the library, with valid and invalid arguments.
 func TestProgramInC(t *testing.T) {
 	testkit.SkipRace(t, "the C library that it builds has no race detector")
 	if _, err := exec.LookPath("cc"); err != nil {
@@ -56,7 +56,7 @@ func header(t *testing.T) string {
 	return string(b)
 }
 
-// The header's numbers are those that the library answers with.
+// The header's constants equal those of the library.
 func TestHeaderAgreesWithTheLibrary(t *testing.T) {
 	text := header(t)
 	want := map[string]int64{
@@ -95,7 +95,7 @@ func TestHeaderAgreesWithTheLibrary(t *testing.T) {
 	}
 }
 
-// Every function of the header that answers with a status looks whether it is in a child of fork(): through CALL.
+// Every function in the header that returns a status uses CALL, which detects a child of fork().
 func TestEveryFunctionAnswersAfterFork(t *testing.T) {
 	b, err := os.ReadFile("kvlane.c")
 	if err != nil {
@@ -112,7 +112,7 @@ func TestEveryFunctionAnswersAfterFork(t *testing.T) {
 	}
 }
 
-// The header's lines are as long as those of the code.
+// The lines of the header are not too long.
 func TestHeaderIsReadable(t *testing.T) {
 	for i, line := range strings.Split(header(t), "\n") {
 		if len(line) > 130 {

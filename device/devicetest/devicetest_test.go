@@ -43,8 +43,8 @@ func TestDevice(t *testing.T) {
 	})
 }
 
-// TestSuiteFindsDefects runs parts of the suite, each in a process of its own, on devices that
-// break one promise.
+// TestSuiteFindsDefects runs parts of the suite on devices with one defect each, in separate
+// processes. The suite must fail.
 func TestSuiteFindsDefects(t *testing.T) {
 	tests := []struct{ defect, found string }{
 		{"corrupt " + sim.OpCopy, "Copy"},

@@ -66,7 +66,7 @@ func (f *damagedFile) Read(dst mem.Extent, off int64) (int64, error) {
 	return n, err
 }
 
-// EnqueueRead of a damaged file may overtake earlier queued work, because it does not wait.
+// EnqueueRead with the defect "transfers overtake" does not wait for earlier work of the queue.
 func (f *damagedFile) EnqueueRead(q device.Queue, dst mem.Extent, off int64) (device.Transfer, error) {
 	if f.defect == "transfers overtake" {
 		n, err := f.StorageEnqueuer.Read(dst, off)

@@ -28,7 +28,7 @@ func open(t *testing.T) device.Device {
 
 func TestConformance(t *testing.T) { devicetest.Run(t, open) }
 
-// opened returns a device, which must close without an error at the end of the test.
+// opened returns a device. Its Close must succeed when the test ends.
 func opened(t *testing.T) device.Device {
 	t.Helper()
 	d := open(t)
@@ -79,7 +79,7 @@ func mapped(t *testing.T, n int64) []byte {
 	return b
 }
 
-// region names memory by its address, as the host program does.
+// region returns a region for memory at its address, as a host program would.
 func region(t *testing.T, b []byte, index int) *mem.Region {
 	t.Helper()
 	r, err := mem.NewRegion(mem.RegionSpec{Kind: mem.KindDevice, Device: index, Len: int64(len(b)), Dev: mem.DevAddr(hostmem.Addr(b))})
@@ -102,13 +102,13 @@ func TestAddressesAreTheProcesss(t *testing.T) {
 	must(t, q.Copy(mem.All(region(t, b, 0)), mem.All(own)))
 	must(t, finish(t, q))
 	if b[7] != 42 {
-		t.Error("the copy was of other memory")
+		t.Error("the copy used the wrong memory")
 	}
 	must(t, errors.Join(q.Close(t.Context()), d.Free(own), d.Free(pinned), hostmem.Free(b)))
 }
 
-// An address without memory is an error of the queue that accessed it, and of no other queue. This
-// holds for copies, fills and kernels, in long and in short work.
+// An access to an unmapped address breaks only the queue that made it. This holds for copies, fills
+// and kernels of any length.
 func TestBadAddressesBreakTheQueue(t *testing.T) {
 	const n = 4 << 20
 	d := opened(t)
@@ -164,7 +164,7 @@ func waitForBroken(t *testing.T, d device.Device, q *host.Queue, bad *mem.Region
 	must(t, err)
 	err = q.Wait(e)
 	e.Close()
-	_ = broken.Close(t.Context()) // it may be the first to report the failure
+	_ = broken.Close(t.Context()) // it may be the first call to report the failure
 	return err
 }
 
@@ -188,7 +188,7 @@ func TestRefusals(t *testing.T) {
 	must(t, err)
 	b := mapped(t, 8192)
 	if _, err := d.RegisterHost(p.Bytes()[:100]); !errors.Is(err, errdefs.ErrExists) {
-		t.Errorf("registering what is pinned: %v", err)
+		t.Errorf("registering pinned memory: %v", err)
 	}
 	if _, err := d.RegisterHost(make([]byte, 1<<20)); !errors.Is(err, errdefs.ErrInvalid) {
 		t.Errorf("registering Go memory: %v", err)
@@ -207,7 +207,7 @@ func TestRefusals(t *testing.T) {
 	must(t, errors.Join(q.Close(t.Context()), d.Free(p), hostmem.Free(b)))
 }
 
-// Close joins running work. Work that has not started fails, and its waiters receive the error.
+// Close waits for running work. Work that has not started fails, and its waiters get the error.
 func TestCloseEndsWork(t *testing.T) {
 	const n = 64 << 20
 	d := open(t)

@@ -9,9 +9,9 @@ import (
 	"github.com/kvlane/kvlane/internal/testkit"
 )
 
-// TestDefectStreamForgottenWhileItIsTold: a stream that has passed all its waits is forgotten when
-// another stream arrives. This must not happen between the lookup in Hold and the enqueue of the
-// next wait, because nothing would then keep the words pinned.
+// TestDefectStreamForgottenWhileItIsTold: the pool forgets a stream that has passed all its waits
+// when another stream arrives. That must not happen between the lookup in Hold and the enqueue of
+// the next wait, because the words of that wait would not stay pinned.
 func TestDefectStreamForgottenWhileItIsTold(t *testing.T) {
 	dev, err := sim.Open(sim.Options{})
 	must(t, err)
@@ -22,7 +22,7 @@ func TestDefectStreamForgottenWhileItIsTold(t *testing.T) {
 	for i := range queues {
 		queues[i], err = dev.OpenQueue(device.QueueOptions{})
 		must(t, err)
-		streams[i], err = dev.AdoptStream(queues[i].(*sim.Queue).Handle()) //nolint:errcheck,forcetypeassert // sim's queues are these
+		streams[i], err = dev.AdoptStream(queues[i].(*sim.Queue).Handle()) //nolint:errcheck,forcetypeassert // the queues of sim have this type
 		must(t, err)
 	}
 	sig, err := pool.Take(t.Context(), 1)
@@ -46,7 +46,7 @@ func TestDefectStreamForgottenWhileItIsTold(t *testing.T) {
 	}
 	pool.endBlock(found)
 	pool.endBlock(other)
-	// Once no call uses the streams, they are forgotten: the first has passed its waits, and the
+	// When no call uses the streams, the pool forgets them: the first has passed its waits, and the
 	// second has none.
 	again, err := pool.passage(streams[1])
 	must(t, err)

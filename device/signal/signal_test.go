@@ -17,7 +17,7 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// devicetest tests the effect of signals on streams, on the simulated device and on GPUs.
+// Package devicetest tests the effect of signals on streams, on the simulated device and on GPUs.
 
 func TestMain(m *testing.M) { testkit.Main(m) }
 
@@ -30,7 +30,7 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// rig is a device with a stream of the host program and a pool.
+// rig is a device with a host stream and a pool.
 type rig struct {
 	dev    *sim.Device
 	host   *sim.Queue
@@ -55,7 +55,7 @@ func newRig(t *testing.T, o sim.Options, words int) rig {
 	return rig{dev: dev, host: host, stream: st, pool: pool}
 }
 
-// close closes everything, in the order that frees it.
+// close closes everything in the required order.
 func (r rig) close(t *testing.T) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
@@ -81,7 +81,7 @@ func TestOpenRefuses(t *testing.T) {
 	r.close(t)
 }
 
-// Many loads share few words; each stream reads what its own load wrote.
+// Many loads share few words. Each stream must read the value that its own load wrote.
 func TestSignalsOfManyGoroutines(t *testing.T) {
 	const users, rounds, words = 8, 50, 3
 	r := newRig(t, sim.Options{}, words)
@@ -156,7 +156,8 @@ func (r rig) use(t *testing.T, host device.Queue, st device.HostStream, rounds i
 	}
 }
 
-// If any call fails, the stream continues once the signal is set, and the words stay until it has.
+// If a call fails, the stream still continues after the signal is set, and the words stay pinned
+// until then.
 func TestHoldReportsTheNthFailingCall(t *testing.T) {
 	for _, op := range []string{sim.OpStore, sim.OpWait, sim.OpRecord} {
 		for n := range 3 {
@@ -177,8 +178,8 @@ func TestHoldReportsTheNthFailingCall(t *testing.T) {
 	}
 }
 
-// If the write is enqueued and the wait then refused, the stream still writes when it reaches that
-// point. The words stay until then.
+// If the write is enqueued and the wait then fails, the stream still executes the write later. The
+// words stay pinned until then.
 func TestWordsStayUntilAStreamHasWrittenThem(t *testing.T) {
 	faults := fault.New(1)
 	r := newRig(t, sim.Options{Faults: faults}, 1)
@@ -194,7 +195,7 @@ func TestWordsStayUntilAStreamHasWrittenThem(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 	defer cancel()
 	if err := r.pool.Close(ctx); !errors.Is(err, context.DeadlineExceeded) {
-		t.Errorf("close while the stream has yet to write: %v", err)
+		t.Errorf("close before the stream has written: %v", err)
 	}
 	hostmem.StoreUint64(gate.Bytes(), 1)
 	must(t, r.host.Close(t.Context()))
@@ -203,7 +204,8 @@ func TestWordsStayUntilAStreamHasWrittenThem(t *testing.T) {
 	must(t, r.dev.Close())
 }
 
-// If no event can report that a stream has waited, the word stays pinned until a later event does.
+// If no event can report that a stream has passed a wait, the word stays pinned until a later event
+// does.
 func TestWordsStayWhereNobodyKnowsWhoReadsThem(t *testing.T) {
 	faults := fault.New(1)
 	r := newRig(t, sim.Options{Faults: faults}, 1)
@@ -224,7 +226,7 @@ func TestWordsStayWhereNobodyKnowsWhoReadsThem(t *testing.T) {
 	}
 	must(t, r.host.Close(t.Context()))
 	if err := r.dev.Close(); !errors.Is(err, errdefs.ErrBusy) {
-		t.Errorf("the device says of the words that stayed: %v", err)
+		t.Errorf("the device reports for the pinned words: %v", err)
 	}
 }
 
@@ -237,7 +239,7 @@ func TestCloseEndsTakes(t *testing.T) {
 	go func() { _, err := r.pool.Take(t.Context(), 1); ended <- err }()
 	time.Sleep(10 * time.Millisecond)
 	must(t, r.pool.Close(t.Context()))
-	// The waiting Take may have received the returned word after the pool was closed.
+	// The waiting Take may have received the word after the pool was closed.
 	if err := <-ended; !errors.Is(err, errdefs.ErrClosed) {
 		t.Errorf("take: %v", err)
 	}
@@ -249,8 +251,8 @@ type few struct{ *sim.Device }
 
 func (few) WaitLimit() int { return 2 }
 
-// TestDefectWaitingStreamsStarveKernels: work that ends a wait may need kernels. A stream that
-// would take the last hardware queues is therefore refused, and may wait once others have passed.
+// TestDefectWaitingStreamsStarveKernels: the work that ends a wait may need kernels. So a stream
+// that would use the last hardware queue is refused, and may wait after others have passed.
 func TestDefectWaitingStreamsStarveKernels(t *testing.T) {
 	r := newRig(t, sim.Options{}, 1)
 	defer r.close(t)
@@ -261,7 +263,7 @@ func TestDefectWaitingStreamsStarveKernels(t *testing.T) {
 		q, err := r.dev.OpenQueue(device.QueueOptions{})
 		must(t, err)
 		defer func() { must(t, q.Close(context.WithoutCancel(t.Context()))) }()
-		st, err := r.dev.AdoptStream(q.(*sim.Queue).Handle()) //nolint:errcheck,forcetypeassert // newRig has looked
+		st, err := r.dev.AdoptStream(q.(*sim.Queue).Handle()) //nolint:errcheck,forcetypeassert // newRig has checked the type
 		must(t, err)
 		streams = append(streams, st)
 	}

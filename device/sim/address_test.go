@@ -9,8 +9,8 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// With HostAddresses the system reuses addresses, and freed spans there must not interfere. Memory
-// is allocated and freed in sizes that overlap, and stays usable from end to end.
+// With HostAddresses the system reuses addresses, and freed address ranges must not interfere.
+// Memory is allocated and freed in overlapping sizes, and stays usable from end to end.
 func TestHostAddressesAreUsedAgain(t *testing.T) {
 	d, err := sim.Open(sim.Options{HostAddresses: true, MemoryBytes: 1 << 30})
 	if err != nil {

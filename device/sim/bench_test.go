@@ -9,8 +9,8 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// BenchmarkPieces copies 32 MiB in pieces of one size, in each way that a queue has. Allocations
-// are per 32 MiB.
+// BenchmarkPieces copies 32 MiB in pieces of one size, with each kind of call. Allocations are for
+// 32 MiB.
 func BenchmarkPieces(b *testing.B) {
 	const total = 32 << 20
 	for _, n := range []int64{256, 4096, 1 << 20} {

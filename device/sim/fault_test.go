@@ -81,8 +81,8 @@ func TestRegistrationFails(t *testing.T) {
 	}
 }
 
-// patternKernels prepares one page of 64 bytes in r and returns the launches that fill and check
-// it. Its counter is at byte 256 of p.
+// patternKernels prepares one page of 64 bytes in r, and returns the launches that fill and check
+// it. The counter is at byte 256 of p.
 func patternKernels(r, p *mem.Region) (fill, check *device.Kernel) {
 	words(p, 512, uint64(r.Dev()), 64, 64, 0, 0, 99) // plane, pair, seed
 	a := uint64(p.Dev()) + 512
@@ -171,7 +171,7 @@ func TestPartialDoesHalfAndFails(t *testing.T) {
 	q, r, p := d.queue(), d.dev(64), d.pin(64)
 	must(t, q.Copy(mem.All(r), mem.All(p)))
 	if err := d.sync(q); len(plan.Unreported(err)) != 0 {
-		t.Errorf("the event says: %v", err)
+		t.Errorf("the event returns %v", err)
 	}
 	if got := d.read(r); count(got[:32], 0) != 32 || count(got[32:], sim.PoisonFresh) != 32 {
 		t.Errorf("memory is %#x", got)

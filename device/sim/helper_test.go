@@ -13,14 +13,14 @@ import (
 
 var patience = testkit.Patience()
 
-// rig is a device under test. Unless a method's comment states it, nothing is closed or freed
-// automatically, because many tests need that.
+// rig is a device under test. Nothing is closed or freed automatically unless a comment states it,
+// because many tests test just that.
 type rig struct {
 	t *testing.T
 	*sim.Device
 }
 
-// open opens a device. It closes the device at the end of the test and ignores the error.
+// open opens a device. When the test ends it is closed, and errors of that are ignored.
 func open(t *testing.T, o sim.Options) rig {
 	t.Helper()
 	d, err := sim.Open(o)

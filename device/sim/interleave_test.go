@@ -10,7 +10,7 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// trace makes three queues fill one byte each, repeatedly, and returns their order.
+// trace makes three queues fill one byte each, repeatedly, and returns the order of the fills.
 func trace(t *testing.T, seed uint64) []int {
 	t.Helper()
 	const queues, each = 3, 5
@@ -28,7 +28,7 @@ func trace(t *testing.T, seed uint64) []int {
 		for i, v := range p.Bytes() {
 			if v != before[i] {
 				if v != before[i]+1 {
-					t.Fatalf("queue %d went from %d to %d", i, before[i], v)
+					t.Fatalf("queue %d changed from %d to %d", i, before[i], v)
 				}
 				order = append(order, i)
 			}
@@ -55,8 +55,8 @@ func TestInterleavingIsSeeded(t *testing.T) {
 	}
 }
 
-// TestInterleavingFindsAMissingWait shows the purpose of the mode. A copy that does not wait for
-// the fill of another queue fails with some seed, and one that waits fails with none.
+// TestInterleavingFindsAMissingWait shows the purpose of interleaving. A copy that does not wait
+// for the fill of another queue fails with some seed. A copy that waits fails with none.
 func TestInterleavingFindsAMissingWait(t *testing.T) {
 	for _, waits := range []bool{false, true} {
 		wrong := 0

@@ -72,14 +72,14 @@ func TestQuarantineIsBounded(t *testing.T) {
 		views = append(views, p.Bytes())
 		must(t, d.Free(p))
 		if i == 0 {
-			views[0][5] = 0 // found when the third region evicts the first
+			views[0][5] = 0 // detected when the third region evicts the first
 		}
 	}
 	if views[1][0] != sim.PoisonFreed || views[2][0] != sim.PoisonFreed {
 		t.Error("young memory left the quarantine")
 	}
 	big := d.pin(16384)
-	must(t, d.Free(big)) // too large for the quarantine: unmapped at once
+	must(t, d.Free(big)) // too large for the quarantine, so it is unmapped at once
 	if err := d.Close(); err == nil || !strings.Contains(err.Error(), "byte 5 ") {
 		t.Errorf("close: %v", err)
 	}
@@ -128,13 +128,13 @@ func TestUseAfterFree(t *testing.T) {
 			err := d.sync(q)
 			var native *device.Error
 			if !errors.As(err, &native) || native.Name != "SIM_ERROR_ILLEGAL_ADDRESS" || !strings.Contains(err.Error(), "use after free") {
-				t.Fatalf("the event says: %v", err)
+				t.Fatalf("the event returns %v", err)
 			}
 			if timer := d.sync(q); !errors.Is(timer, native) {
-				t.Errorf("the next event says: %v", timer)
+				t.Errorf("the next event returns %v", timer)
 			}
 			if err := q.Fill(mem.All(p), 0); !errors.Is(err, errdefs.ErrBroken) || !errors.Is(err, native) {
-				t.Errorf("the next call says: %v", err)
+				t.Errorf("the next call returns %v", err)
 			}
 			must(t, other.Fill(mem.All(p), 0))
 			must(t, d.sync(other))
@@ -251,8 +251,8 @@ func TestDeviceCloseEndsHeldWork(t *testing.T) {
 	}
 }
 
-// TestAnotherNameForMemory: a region that other code made of an allocation's address works like the
-// allocation's own region, while the allocation lives and contains all of it.
+// TestAnotherNameForMemory checks a region that other code made from the address of an allocation.
+// It works like the allocation's region as long as the allocation exists and contains all of it.
 func TestAnotherNameForMemory(t *testing.T) {
 	d := open(t, sim.Options{})
 	r, host := d.dev(4096), d.pin(4096)

@@ -31,8 +31,8 @@ func openTimed(t *testing.T, o sim.Options) timed {
 	return timed{open(t, o), clock, ctx}
 }
 
-// finishes advances the clock, from one waiting queue to the next, until e is done, and checks the
-// elapsed time. sleepers is the number of queues that sleep at a time.
+// finishes advances the clock until e is done, from one sleeping queue to the next, and checks the
+// elapsed time.
 func (d *timed) finishes(e device.Event, want time.Duration) {
 	d.t.Helper()
 	const tick = time.Microsecond
@@ -42,7 +42,8 @@ func (d *timed) finishes(e device.Event, want time.Duration) {
 			must(d.t, err)
 			break
 		}
-		// Either a queue sleeps, and time must pass, or the queue is about to finish or to sleep.
+		// Either a queue sleeps, so that time must advance, or a queue is about to finish or to
+		// sleep.
 		ctx, cancel := context.WithTimeout(d.ctx, 5*time.Millisecond)
 		if d.clock.BlockUntilContext(ctx, 1) == nil && d.clock.Since(start) < time.Second {
 			d.clock.Advance(tick)
@@ -51,7 +52,7 @@ func (d *timed) finishes(e device.Event, want time.Duration) {
 		must(d.t, d.ctx.Err())
 	}
 	if got := d.clock.Since(start); got < want || got > want+3*tick {
-		d.t.Errorf("took %v, want %v", got, want)
+		d.t.Errorf("elapsed %v, want %v", got, want)
 	}
 }
 
@@ -102,7 +103,7 @@ func TestQueuesShareTheLinkInEachDirection(t *testing.T) {
 	r, p := d.dev(2e6), d.pin(2e6)
 	must(t, q1.Copy(ext(r, 0, 1e6), ext(p, 0, 1e6)))
 	must(t, q2.Copy(ext(r, 1e6, 1e6), ext(p, 1e6, 1e6)))
-	// the other direction: at the same time as the first
+	// the opposite direction, concurrently with the first
 	must(t, q3.Copy(ext(p, 0, 1e6), ext(r, 0, 1e6)))
 	e1, e2, e3 := d.event(q1), d.event(q2), d.event(q3)
 	must(t, d.clock.BlockUntilContext(d.ctx, 3))
@@ -159,7 +160,7 @@ func TestHeldWorkOfAClosedDeviceDoesNotSleep(t *testing.T) {
 	}
 }
 
-// A device that moves nothing still completes work, and its sums are those of zeros.
+// A still device completes work without copying, and its checksums are those of zeros.
 func TestStillDeviceMovesNothing(t *testing.T) {
 	for _, still := range []bool{false, true} {
 		d, err := sim.Open(sim.Options{Still: still})

@@ -44,7 +44,8 @@ func closeAll(t *testing.T, devices ...*sim.Device) {
 	}
 }
 
-// TestStrangersMemory: without access, copies are refused and kernels break the queue.
+// TestStrangersMemory checks that without peer access copies are refused and kernels break the
+// queue.
 func TestStrangersMemory(t *testing.T) {
 	a, b := openPeers(t, sim.Options{})
 	defer closeAll(t, a, b)
@@ -97,7 +98,8 @@ func TestEnablePeerFails(t *testing.T) {
 	must(t, b.Free(far))
 }
 
-// TestPeersAtWorkOnEachOther: both devices copy both ways while memory of both comes and goes.
+// TestPeersAtWorkOnEachOther checks concurrent copies of two devices in both directions while
+// memory of both is allocated and freed.
 func TestPeersAtWorkOnEachOther(t *testing.T) {
 	a, b := openPeers(t, sim.Options{})
 	defer closeAll(t, a, b)

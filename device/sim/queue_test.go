@@ -15,8 +15,8 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// TestKernelsFindBadAddresses launches kernels with arguments that are wrong in ways that are only
-// visible when they run.
+// TestKernelsFindBadAddresses launches kernels with arguments that are detected as wrong only when
+// they run.
 func TestKernelsFindBadAddresses(t *testing.T) {
 	// errors of the device, or of the kernel
 	const illegal, misaligned = "_ERROR_ILLEGAL_ADDRESS", "_ERROR_MISALIGNED_ADDRESS"
@@ -76,7 +76,7 @@ func TestKernelsFindBadAddresses(t *testing.T) {
 			case tt.want == "" && err != nil:
 				t.Error(err)
 			case tt.want != "" && (!errors.As(err, &native) || !strings.HasSuffix(native.Name, tt.want) || !errors.Is(err, errdefs.ErrInvalid)):
-				t.Errorf("the event says %v, want %s", err, tt.want)
+				t.Errorf("the event returns %v, want %s", err, tt.want)
 			}
 		})
 	}
@@ -108,10 +108,10 @@ func TestWaitingForFailedWorkFails(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := d.sync(q2); len(plan.Unreported(err)) != 0 {
-		t.Errorf("the queue that waited says: %v", err)
+		t.Errorf("the waiting queue returns %v", err)
 	}
 	if p.Bytes()[0] != 0 {
-		t.Error("bytes that never came were copied")
+		t.Error("bytes were copied although the wait failed")
 	}
 }
 
@@ -128,7 +128,7 @@ func TestQueueCloseReportsWhatNobodyWasTold(t *testing.T) {
 		}
 		err := q.Close(t.Context())
 		if got := errors.Is(err, fault.ErrInjected); got == reported {
-			t.Errorf("told %v, and close says: %v", reported, err)
+			t.Errorf("reported %v, and close returns %v", reported, err)
 		}
 		if err := q.Close(t.Context()); err != nil {
 			t.Errorf("second close: %v", err)
@@ -160,7 +160,7 @@ func TestMisusedEventsAreReported(t *testing.T) {
 	err = d.Close()
 	for _, want := range []string{"closed twice", "ask event", "wait for event", "and 16 more"} {
 		if err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("close does not say %q: %v", want, err)
+			t.Errorf("the error of close does not contain %q: %v", want, err)
 		}
 	}
 }
@@ -183,7 +183,7 @@ func TestHostStreams(t *testing.T) {
 	}
 }
 
-// TestWaitsHoldAllocation: while a stream waits, allocations and opened queues have to wait.
+// TestWaitsHoldAllocation checks that allocations and opening of queues block while a stream waits.
 func TestWaitsHoldAllocation(t *testing.T) {
 	d := open(t, sim.Options{WaitsHoldAllocation: true})
 	word, old := d.pin(8), d.dev(8)
@@ -201,7 +201,7 @@ func TestWaitsHoldAllocation(t *testing.T) {
 	for range 3 {
 		must(t, <-done)
 	}
-	// Closing the device ends their wait.
+	// Close of the device ends the wait.
 	must(t, d.adopt(d.queue()).WaitValue(mem.All(word), 2))
 	go func() { _, err := d.AllocHost(8); done <- err }()
 	_ = d.Close()
@@ -219,18 +219,18 @@ func TestWaitValueFindsThatItsWordWasFreed(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	if err := e.Wait(ctx); !errors.Is(err, errdefs.ErrInvalid) || !strings.Contains(err.Error(), "use after free") {
-		t.Errorf("the event says: %v", err)
+		t.Errorf("the event returns %v", err)
 	}
 }
 
-// TestWaitValueComparesAsHardwareDoes: a counter may wrap around to zero.
+// TestWaitValueComparesAsHardwareDoes checks that a counter may wrap around to zero.
 func TestWaitValueComparesAsHardwareDoes(t *testing.T) {
 	d := manual(t, sim.Options{})
 	q, word := d.queue(), d.pin(8)
 	words(word, 0, 3)
 	must(t, d.adopt(q).WaitValue(mem.All(word), math.MaxUint64-1))
 	if !d.Step() {
-		t.Error("3 comes after 2^64-2, and yet the queue waits")
+		t.Error("3 follows 2^64-2, but the queue still waits")
 	}
 	must(t, d.adopt(q).WaitValue(mem.All(word), 4))
 	if d.Step() {

@@ -20,7 +20,7 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// tempFile makes a file of n bytes, 1, 2, 3, ..., that is open until the test ends.
+// tempFile returns a file of n bytes, 1, 2, 3, ..., that is open until the test ends.
 func tempFile(t *testing.T, n int) *os.File {
 	t.Helper()
 	f, err := os.OpenFile(filepath.Join(t.TempDir(), "file"), os.O_RDWR|os.O_CREATE, 0o600)
@@ -135,7 +135,7 @@ func TestDefectDescriptorUsedAgainIsAnotherFile(t *testing.T) {
 		t.Errorf("write to a file whose descriptor is another's: %v", err)
 	}
 	if got, err := os.ReadFile(other.Name()); err != nil || !bytes.Equal(got, counted(4096)) {
-		t.Errorf("the other file has changed: %v", err)
+		t.Errorf("the file behind the reused descriptor has changed: %v", err)
 	}
 }
 

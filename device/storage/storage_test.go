@@ -69,8 +69,8 @@ func (r *rig) queue(t *testing.T) device.Queue {
 	return q
 }
 
-// Concurrent use: users of queues that close their transfers early and late, callers, and a
-// goroutine that closes the file in between. Every transfer that was accepted has its bytes.
+// Several goroutines use one file: queues whose transfers are closed early and late, direct
+// callers, and one that closes the file. Every accepted transfer must copy its bytes.
 func TestManyUsersOfOneFile(t *testing.T) {
 	r := newRig(t, sim.Options{})
 	var wg sync.WaitGroup
@@ -120,8 +120,8 @@ func TestManyUsersOfOneFile(t *testing.T) {
 	wg.Wait()
 }
 
-// A transfer that its owner closed while it was running returns its words. The number of allocated
-// words is limited by the transfers in progress.
+// A transfer that is closed while it runs returns its words later. The number of allocated words is
+// limited by the number of running transfers.
 func TestWordsOfClosedTransfersComeBack(t *testing.T) {
 	plan := fault.New(1)
 	r := newRig(t, sim.Options{Faults: plan})
@@ -132,7 +132,7 @@ func TestWordsOfClosedTransfersComeBack(t *testing.T) {
 			x, err := r.f.EnqueueRead(q, mem.Extent{Region: r.mem, Len: 8}, 0)
 			must(t, err)
 			x.Close()
-			x.Close() // may be called twice
+			x.Close() // a second call has no effect
 		}
 		e, err := q.Record()
 		must(t, err)
@@ -144,8 +144,8 @@ func TestWordsOfClosedTransfersComeBack(t *testing.T) {
 	}
 }
 
-// If a transfer could not be enqueued, the queue may still use its words, so the words wait for the
-// queue.
+// If a transfer could not be enqueued, the queue may still use its words. They are reused only
+// after the queue has completed its work.
 func TestRefusedTransferIsForgotten(t *testing.T) {
 	plan := fault.New(1, fault.Nth(sim.OpFileEnqueue, 0).Fail(nil))
 	r := newRig(t, sim.Options{Faults: plan})
@@ -199,8 +199,8 @@ func (r *rig) copy(t *testing.T, dst, src mem.Extent) {
 	must(t, q.Close(t.Context()))
 }
 
-// A transfer stalls before it has read its words, and its owner closes it. Other transfers run
-// meanwhile.
+// A transfer stalls before it has read its words, and is closed. Other transfers that run meanwhile
+// must not reuse the words.
 func TestDefectWordsUsedAgainBeforeTheTransferIsDone(t *testing.T) {
 	plan := fault.New(1, fault.Nth(sim.OpFileRead, 0).Stall())
 	r := newRig(t, sim.Options{Faults: plan})
@@ -224,7 +224,7 @@ func TestDefectWordsUsedAgainBeforeTheTransferIsDone(t *testing.T) {
 	must(t, err)
 	r.copy(t, mem.All(p), mem.Extent{Region: r.mem, Len: 8192})
 	if !bytes.Equal(p.Bytes(), want) {
-		t.Error("the transfer did not move what it was told to")
+		t.Error("the transfer did not move the requested bytes")
 	}
 	must(t, r.dev.Free(p))
 }
@@ -247,7 +247,7 @@ func TestDefectFileLetGoOfUnderATransfer(t *testing.T) {
 	x.Close()
 }
 
-// A wait that ends early leaves the transfer unchanged.
+// A wait that ends early does not affect the transfer.
 func TestWaitGivesUp(t *testing.T) {
 	plan := fault.New(1, fault.Nth(sim.OpFileRead, 0).Stall())
 	r := newRig(t, sim.Options{Faults: plan})

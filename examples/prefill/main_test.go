@@ -11,7 +11,8 @@ import (
 
 func TestMain(m *testing.M) { testkit.Main(m) }
 
-// Two processes of the example: every layer is told of, by which path all went, and the request at the end.
+// The example runs with two processes. Its output reports every layer, the path that was used, and
+// the end of the request.
 func TestExample(t *testing.T) {
 	name := filepath.Join(t.TempDir(), "prefill")
 	if out, err := exec.CommandContext(t.Context(), "go", "build", "-o", name, ".").CombinedOutput(); err != nil {

@@ -34,7 +34,7 @@ const (
 	tokenThird = "one-third-0123456789"
 )
 
-// authority signs the certificates of a test in its own directory.
+// authority is a certificate authority with a separate directory.
 type authority struct {
 	dir  string
 	cert *x509.Certificate
@@ -50,7 +50,8 @@ func newAuthority(t *testing.T, name string) *authority {
 	return a
 }
 
-// issue writes a certificate of the authority, its own if it has none, and its key.
+// issue writes a certificate signed by the authority, and its key. If the authority has no
+// certificate, it issues its own.
 func (a *authority) issue(t *testing.T, file string, c *x509.Certificate) (*x509.Certificate, *ecdsa.PrivateKey) {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -77,7 +78,7 @@ func (a *authority) issue(t *testing.T, file string, c *x509.Certificate) (*x509
 
 func (a *authority) path(name string) string { return filepath.Join(a.dir, name) }
 
-// client issues a client's certificate in the name of a tenant.
+// client issues a client certificate in the name of a tenant.
 func (a *authority) client(t *testing.T, file, tenant string) {
 	t.Helper()
 	a.issue(t, file, &x509.Certificate{Subject: pkix.Name{CommonName: tenant}, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}})
@@ -96,7 +97,7 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// rig is an authority with a server's certificate for localhost and tokens of two tenants.
+// rig returns an authority with a server certificate for localhost and tokens of two tenants.
 func rig(t *testing.T) *authority {
 	t.Helper()
 	a := newAuthority(t, "authority")
@@ -111,7 +112,8 @@ func rig(t *testing.T) *authority {
 	return a
 }
 
-// dial connects a client to a server, which answers with the tenant or the error of Tenant.
+// dial connects a client to a server. The server answers with the tenant or with the error of
+// Tenant.
 func dial(t *testing.T, s auth.ServerOptions, c auth.ClientOptions) (tenant string, err error) {
 	t.Helper()
 	server, err := auth.NewServer(s)
@@ -229,7 +231,8 @@ func TestTenants(t *testing.T) {
 	}
 }
 
-// TestTokensNeedTLS checks that credentials over plain TCP, and before the handshake, count nothing.
+// TestTokensNeedTLS checks that credentials are refused over plain TCP and before the end of the
+// handshake.
 func TestTokensNeedTLS(t *testing.T) {
 	a := rig(t)
 	for _, ca := range []string{"", a.path("ca.pem")} {

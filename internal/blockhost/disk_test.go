@@ -20,8 +20,8 @@ func fileDisk(root string) *Disk {
 	}}
 }
 
-// Too many directories of a tenant: the one that was not used for the longest time goes, and
-// neither foreign directories nor those in use.
+// If a tenant has too many directories, the least recently used one is removed. Foreign directories
+// and those in use stay.
 func TestUnusedDirectoriesGo(t *testing.T) {
 	root := t.TempDir()
 	h, err := New(Options{CapacityBytes: 1 << 20, Disk: fileDisk(root)})
@@ -51,7 +51,7 @@ func TestUnusedDirectoriesGo(t *testing.T) {
 	must(t, h.Close(t.Context()))
 }
 
-// An identity that makes space for another is closed, and opened again with its blocks.
+// An identity that was closed to make space for another is opened again with its blocks.
 func TestForgottenIdentityIsOpenedAgain(t *testing.T) {
 	h, err := New(Options{CapacityBytes: 1 << 20, Disk: fileDisk(t.TempDir())})
 	must(t, err)
@@ -85,7 +85,7 @@ func TestForgottenIdentityIsOpenedAgain(t *testing.T) {
 	wantErr(t, "an identity of a closed host", err, errdefs.ErrClosed)
 }
 
-// Blocks on disk are leased up to half of a tenant's disk.
+// Leases may cover up to half of a tenant's disk.
 func TestLeasesHaveHalfOfTheDisk(t *testing.T) {
 	f := format(t, 1, 60<<10)
 	n := f.Layout.ImageBytes()

@@ -74,7 +74,7 @@ func TestPiecesOfAnImage(t *testing.T) {
 	wantErr(t, "delete an incomplete block", s.Delete(t.Context(), key), errdefs.ErrBusy)
 	first.Abort()
 	must(t, put(s, key, image, 0, 4096))
-	must(t, put(s, key, image, 0, 4096)) // again
+	must(t, put(s, key, image, 0, 4096)) // a second time
 	_, err = s.Get(key)
 	wantErr(t, "an incomplete block", err, errdefs.ErrNotFound)
 	must(t, put(s, key, image, 4096, n-4096))
@@ -143,8 +143,8 @@ func TestLeasesHaveHalfOfTheMemory(t *testing.T) {
 	must(t, h.Close(context.Background()))
 }
 
-// Goroutines store, read and delete blocks of three lengths in memory for few of them. Blocks that
-// are found have their bytes, and the bound holds.
+// Goroutines store, read and delete blocks of three lengths in memory for a few blocks. Blocks that
+// are found must have the right bytes, and the bound must hold.
 func TestManyUsersOfLittleMemory(t *testing.T) {
 	formats := []block.Format{format(t, 1, 4096), format(t, 2, 20000), format(t, 3, 100, 9000)}
 	h, err := New(Options{CapacityBytes: 4 * formats[1].Layout.ImageBytes()})

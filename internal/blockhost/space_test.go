@@ -16,8 +16,8 @@ func numbered(t *testing.T, n int) block.Format {
 	return f
 }
 
-// A tenant whose clients declare new identities without end has few of them: those without blocks
-// go at once, others when there are too many, and those in use stay.
+// The number of identities of a tenant is limited. Identities without blocks are removed at once,
+// others if there are too many, and those in use stay.
 func TestUnusedIdentitiesGo(t *testing.T) {
 	h, err := New(Options{CapacityBytes: 16 << 20})
 	must(t, err)
@@ -33,7 +33,7 @@ func TestUnusedIdentitiesGo(t *testing.T) {
 		}
 		s.Release()
 	}
-	if n := len(h.tenants["a"].spaces); n != maxSpaces/2+51 { // the odd ones are gone
+	if n := len(h.tenants["a"].spaces); n != maxSpaces/2+51 { // those with odd numbers are removed
 		t.Errorf("%d identities", n)
 	}
 	var used []*Space
@@ -49,7 +49,7 @@ func TestUnusedIdentitiesGo(t *testing.T) {
 		t.Errorf("%d identities, %d of them were opened", n, len(used))
 	}
 	other, err := h.Space(t.Context(), "b", numbered(t, 0))
-	must(t, err) // another tenant has its own bound
+	must(t, err) // another tenant has a separate bound
 	for _, s := range append(used, kept, other) {
 		s.Release()
 	}
@@ -59,7 +59,7 @@ func TestUnusedIdentitiesGo(t *testing.T) {
 	must(t, h.Close(context.Background()))
 }
 
-// A tenant evicts its own blocks at its bound, and not those of others.
+// At its bound a tenant evicts its own blocks, and not those of others.
 func TestBoundOfATenant(t *testing.T) {
 	f := format(t, 1, 4096)
 	n := classBytes(f.Layout.ImageBytes())
@@ -93,7 +93,7 @@ func TestBoundOfATenant(t *testing.T) {
 	must(t, h.Close(context.Background()))
 }
 
-// Of equally recent blocks the long one is evicted first, and no block stays for ever.
+// Of equally recent blocks the longest is evicted first, but no block stays forever.
 func TestEvictionByValue(t *testing.T) {
 	small, long := format(t, 1, 4096), format(t, 2, 1<<20)
 	h, err := New(Options{CapacityBytes: 4 << 20})

@@ -57,7 +57,7 @@ func TestOpensAfterFailuresInARow(t *testing.T) {
 	}
 	allow(t, b).Fail(errPeer)
 	allow(t, b).Fail(errPeer)
-	allow(t, b).Cancel() // no verdict
+	allow(t, b).Cancel() // has no result
 	if s := b.State(); s != breaker.Closed {
 		t.Fatalf("after two failures it is %s", s)
 	}
@@ -89,12 +89,12 @@ func TestRecovery(t *testing.T) {
 	}
 	clock.Advance(5 * time.Second)
 	allow(t, b).Cancel()
-	allow(t, b).Succeed() // in place of the cancelled one
+	allow(t, b).Succeed() // replaces the canceled one
 	if s := b.State(); s != breaker.Closed {
 		t.Fatalf("after a probe it is %s", s)
 	}
 	allow(t, b).Fail(errPeer)
-	clock.Advance(time.Second) // the first delay again
+	clock.Advance(time.Second) // the initial delay again
 	if s := b.State(); s != breaker.HalfOpen {
 		t.Errorf("a second failure opened it for longer: %s", s)
 	}
@@ -107,7 +107,7 @@ func TestProbes(t *testing.T) {
 	one, two, three := allow(t, b), allow(t, b), allow(t, b)
 	_ = refused(t, b)
 	one.Succeed()
-	_ = refused(t, b) // it needs no fourth
+	_ = refused(t, b) // no fourth call is permitted
 	two.Cancel()
 	two = allow(t, b)
 	two.Succeed()
@@ -120,7 +120,8 @@ func TestProbes(t *testing.T) {
 	}
 }
 
-// TestResultsOfEarlierStates checks that calls count only for the state that permitted them.
+// TestResultsOfEarlierStates checks that the result of a call counts only in the state in which it
+// was permitted.
 func TestResultsOfEarlierStates(t *testing.T) {
 	b, clock := open(t, breaker.Options{Failures: 1})
 	late, later, last, canceled := allow(t, b), allow(t, b), allow(t, b), allow(t, b)
@@ -150,7 +151,7 @@ func TestRefusesOptions(t *testing.T) {
 	}
 }
 
-// TestConcurrently checks that no more probes run at a time than permitted, and that a peer that
+// TestConcurrently checks that the number of concurrent probes is limited, and that a peer that
 // works again is called again.
 func TestConcurrently(t *testing.T) {
 	b, err := breaker.New(breaker.Options{Delay: time.Microsecond, MaxDelay: time.Millisecond, Probes: 2})

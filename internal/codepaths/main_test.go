@@ -9,7 +9,7 @@ import (
 
 func TestMain(m *testing.M) { testkit.Main(m) }
 
-// A build without coverage gets as far as the first measurement, and leaves nothing open.
+// Without coverage, run fails at the first measurement and leaves nothing open.
 func TestBuildWithoutCoverage(t *testing.T) {
 	if err := run(t.Context(), t.TempDir()); err == nil || !strings.Contains(err.Error(), "-cover") {
 		t.Errorf("run: %v", err)

@@ -53,7 +53,7 @@ func TestOpenWaitsForTheWriterOfAFIFO(t *testing.T) {
 
 func TestContextEndsOpenAndRead(t *testing.T) {
 	cause := errors.New("enough")
-	for _, bytes := range []string{"", "x"} { // that come before the wait
+	for _, bytes := range []string{"", "x"} { // bytes that arrive before the wait
 		name := fifo(t)
 		w, err := os.OpenFile(name, os.O_RDWR, 0)
 		if err != nil {

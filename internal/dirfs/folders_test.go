@@ -14,7 +14,7 @@ import (
 	"github.com/kvlane/kvlane/internal/dirfs"
 )
 
-// limitDescriptors sets the process's limit on descriptors until the test ends.
+// limitDescriptors sets the process's limit of descriptors until the test ends.
 func limitDescriptors(t *testing.T, n uint64) {
 	t.Helper()
 	var before unix.Rlimit
@@ -23,7 +23,7 @@ func limitDescriptors(t *testing.T, n uint64) {
 	t.Cleanup(func() { must(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &before)) })
 }
 
-// openDescriptors returns the number of descriptors that the process has.
+// openDescriptors returns the number of open descriptors of the process.
 func openDescriptors(t *testing.T) int {
 	t.Helper()
 	entries, err := os.ReadDir("/proc/self/fd")
@@ -31,7 +31,7 @@ func openDescriptors(t *testing.T) int {
 	return len(entries)
 }
 
-// folders makes n folders with a file each.
+// folders creates n folders with one file each.
 func folders(t *testing.T, n int) (d dirfs.Dir, files []string) {
 	t.Helper()
 	root := t.TempDir()
@@ -65,7 +65,8 @@ func TestAllDirectoriesKeepAShareOfTheDescriptors(t *testing.T) {
 	}
 }
 
-// A process without a free descriptor gets those of kept folders, also of directories that are not in use.
+// If the process has no free descriptor, kept folders are closed, also those of directories that
+// are not in use.
 func TestFoldersAreClosedWhereDescriptorsRunOut(t *testing.T) {
 	idle, files := folders(t, 20)
 	busy, _ := folders(t, 20)
@@ -90,7 +91,7 @@ func TestFoldersAreClosedWhereDescriptorsRunOut(t *testing.T) {
 		taken = append(taken, fd)
 	}
 	var opened []dirfs.File
-	for _, name := range files[:10] { // each takes the descriptor of the file, and for a moment one of its folder
+	for _, name := range files[:10] { // each needs a descriptor for the file, and temporarily one for its folder
 		f, err := busy.Open(name, os.O_RDONLY)
 		if err != nil {
 			t.Fatalf("after %d files: %v", len(opened), err)
@@ -102,7 +103,7 @@ func TestFoldersAreClosedWhereDescriptorsRunOut(t *testing.T) {
 	}
 }
 
-// Folders are closed while others are in use by many goroutines; none meets another folder than the one it asked for.
+// Folders are closed while many goroutines use others. No goroutine may get a wrong folder.
 func TestFoldersInUseStayOpen(t *testing.T) {
 	limitDescriptors(t, uint64(openDescriptors(t)+30))
 	d, files := folders(t, 64)
@@ -136,7 +137,7 @@ func TestFoldersInUseStayOpen(t *testing.T) {
 	}
 }
 
-// A child of fork() has a copy of the descriptor, as a call of dup makes one.
+// A child of fork() holds a copy of the descriptor. The test makes one with dup.
 func TestLockEndsWithCloseThoughACopyIsOpen(t *testing.T) {
 	d, err := dirfs.OS().OpenDir(t.TempDir())
 	must(t, err)
@@ -144,7 +145,7 @@ func TestLockEndsWithCloseThoughACopyIsOpen(t *testing.T) {
 	first, err := d.Open("lock", os.O_RDWR|os.O_CREATE)
 	must(t, err)
 	must(t, first.Lock())
-	fd := first.(dirfs.Descriptor).Descriptor() //nolint:forcetypeassert,errcheck // the operating system's are
+	fd := first.(dirfs.Descriptor).Descriptor() //nolint:forcetypeassert,errcheck // files of the operating system implement it
 	if !listed(fd) {
 		t.Errorf("descriptor %d is not in the table of locks", fd)
 	}

@@ -10,7 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestRenameByLink tests the replacement for RENAME_NOREPLACE on file systems that lack it.
+// TestRenameByLink tests the replacement of RENAME_NOREPLACE on file systems that do not support
+// it.
 func TestRenameByLink(t *testing.T) {
 	root := t.TempDir()
 	path := func(name string) string { return filepath.Join(root, name) }
@@ -43,14 +44,14 @@ func TestRenameByLink(t *testing.T) {
 	}
 	all, err := os.ReadDir(root)
 	if err != nil || len(all) != 4 || all[0].Name() != "e" || all[1].Name() != "g" || all[2].Name() != "h" || all[3].Name() != "i" {
-		t.Errorf("there is %v, %v", all, err)
+		t.Errorf("the directory contains %v, %v", all, err)
 	}
 	if b, err := os.ReadFile(path("h")); err != nil || string(b) != "f" {
 		t.Errorf("%q, %v", b, err)
 	}
 }
 
-// A write of no bytes was repeated without end.
+// A write that returned 0 bytes was repeated forever.
 func TestDefectWriteOfNothingIsRepeatedWithoutEnd(t *testing.T) {
 	parts := [][]byte{make([]byte, 3), nil, make([]byte, 5)}
 	for _, answers := range [][]int{{0}, {4, 0}, {3, 0}, {3, 2, 3}, {8}} {
@@ -70,7 +71,8 @@ func TestDefectWriteOfNothingIsRepeatedWithoutEnd(t *testing.T) {
 	}
 }
 
-// A folder that an operation uses is not closed: another file could get its descriptor, and the operation would go there.
+// A folder that an operation uses is not closed. Otherwise another file could get its descriptor,
+// and the operation would use that file.
 func TestFolderInUseIsNotClosed(t *testing.T) {
 	root := t.TempDir()
 	if err := os.Mkdir(filepath.Join(root, "ab"), 0o700); err != nil {
@@ -80,7 +82,7 @@ func TestFolderInUseIsNotClosed(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	d := opened.(*osDir) //nolint:forcetypeassert,errcheck // the operating system's are
+	d := opened.(*osDir) //nolint:forcetypeassert,errcheck // the operating system's directories have this type
 	f, err := d.acquire("ab")
 	if err != nil {
 		t.Fatal(err)

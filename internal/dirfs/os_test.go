@@ -20,7 +20,8 @@ import (
 
 func TestMain(m *testing.M) { testkit.Main(m) }
 
-// tree is a directory with what an attacker may have put there, beside a victim outside of it.
+// tree returns a directory with links and other files that an attacker may plant, and a victim file
+// outside of it.
 func tree(t *testing.T) (d dirfs.Dir, root, victim string) {
 	t.Helper()
 	root, outside := t.TempDir(), t.TempDir()
@@ -53,9 +54,9 @@ func TestWritebackIsStarted(t *testing.T) {
 	must(t, err)
 	_, err = f.WriteAt(make([]byte, 1<<20), 0)
 	must(t, err)
-	w := f.(dirfs.WritebackStarter) //nolint:forcetypeassert,errcheck // the operating system's are
+	w := f.(dirfs.WritebackStarter) //nolint:forcetypeassert,errcheck // files of the operating system implement it
 	must(t, w.StartWriteback(0, 1<<20))
-	must(t, w.StartWriteback(0, 2<<20)) // what was not written is not missed
+	must(t, w.StartWriteback(0, 2<<20)) // bytes that were not written are ignored
 	must(t, f.Sync())
 	if err := w.StartWriteback(-1, 1); !errors.Is(err, unix.EINVAL) || !strings.Contains(err.Error(), "start writeback") {
 		t.Errorf("before the start: %v", err)
@@ -144,7 +145,7 @@ func TestRemoveAnythingButAFullFolder(t *testing.T) {
 	}
 }
 
-// A folder that somebody removes and makes anew is found, though the one before was kept open.
+// A folder that is removed and recreated is found, although the old folder was kept open.
 func TestFolderMadeAnewIsFound(t *testing.T) {
 	root := t.TempDir()
 	d, err := dirfs.OS().OpenDir(root)
@@ -170,7 +171,7 @@ func TestFolderMadeAnewIsFound(t *testing.T) {
 	}
 }
 
-// A hole frees the space of a part of a file, which keeps its length.
+// A hole frees the space of a part of a file without changing its length.
 func TestPunchHole(t *testing.T) {
 	d, err := dirfs.OS().OpenDir(t.TempDir())
 	if err != nil {
@@ -180,7 +181,7 @@ func TestPunchHole(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	const page = 64 << 10 // at least a file system's block
+	const page = 64 << 10 // at least the block size of a file system
 	b := bytes.Repeat([]byte{1}, 3*page)
 	if _, err := f.WriteAt(b, 0); err != nil {
 		t.Fatal(err)
@@ -208,7 +209,7 @@ func TestPunchHole(t *testing.T) {
 	clear(b[page : 2*page])
 	got := make([]byte, len(b))
 	if _, err := f.ReadAt(got, 0); err != nil || !bytes.Equal(got, b) {
-		t.Errorf("other bytes are read, %v", err)
+		t.Errorf("wrong bytes are read, %v", err)
 	}
 	if err := errors.Join(f.Close(), d.Close()); err != nil {
 		t.Error(err)

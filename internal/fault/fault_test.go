@@ -56,7 +56,7 @@ func TestRateIsSeeded(t *testing.T) {
 		t.Errorf("%d of 1000 picked at a rate of 0.1", n)
 	}
 	if !slices.Equal(first, run(7)) {
-		t.Error("the same seed gave other faults")
+		t.Error("the same seed gave different faults")
 	}
 	if slices.Equal(first, run(8)) {
 		t.Error("another seed gave the same faults")
@@ -115,7 +115,7 @@ func TestStallWaitsForRelease(t *testing.T) {
 	}
 	select {
 	case err := <-done:
-		t.Fatalf("went on before the release: %v", err)
+		t.Fatalf("continued before the release: %v", err)
 	default:
 	}
 	p.Release()

@@ -13,7 +13,7 @@ import (
 	"github.com/kvlane/kvlane/internal/kept"
 )
 
-// A FIFO with the name of a profile made every open wait.
+// Opening a FIFO with the name of a profile must fail instead of blocking.
 func TestReadRefusesAFIFO(t *testing.T) {
 	d := kept.Dir{Path: t.TempDir()}
 	if err := unix.Mkfifo(filepath.Join(d.Path, "p.json"), 0o600); err != nil {
@@ -27,9 +27,9 @@ func TestReadRefusesAFIFO(t *testing.T) {
 	}
 }
 
-// A child of fork() has a copy of the lock's descriptor, as a call of dup makes one.
+// A child of fork() holds a copy of the lock's descriptor. The test makes one with dup.
 func TestLockEndsThoughACopyIsOpen(t *testing.T) {
-	d := kept.Dir{Path: t.TempDir(), Patience: 1} // nanosecond: it does not wait for another
+	d := kept.Dir{Path: t.TempDir(), Patience: 1} // 1 ns: does not wait for another process
 	child := -1
 	defer func() {
 		if err := unix.Close(child); err != nil {

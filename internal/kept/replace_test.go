@@ -20,7 +20,7 @@ func fill(text string, err error) func(io.Writer) error {
 	}
 }
 
-// has fails the test unless file has that text and mode, and its folder nothing else.
+// has checks the content and the mode of file, and that its folder contains no other file.
 func has(t *testing.T, file, text string, mode os.FileMode) {
 	t.Helper()
 	b, err := os.ReadFile(file)
@@ -33,7 +33,8 @@ func has(t *testing.T, file, text string, mode os.FileMode) {
 	}
 }
 
-// TestReplace: a file is replaced when it is complete, keeps its mode, and stays after an error.
+// TestReplace checks that a file is replaced only when the new one is complete, keeps its mode, and
+// stays unchanged after an error.
 func TestReplace(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "f")
 	must := func(err error) {
@@ -61,7 +62,7 @@ func TestReplace(t *testing.T) {
 	}
 }
 
-// TestReplaceNew: a new file gets the usual mode, and an error leaves none.
+// TestReplaceNew checks that a new file gets the usual mode, and that an error leaves no file.
 func TestReplaceNew(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "f")
 	usual := filepath.Join(t.TempDir(), "usual")
@@ -87,7 +88,8 @@ func TestReplaceNew(t *testing.T) {
 	has(t, file, "new", info.Mode().Perm())
 }
 
-// TestReplaceOthers: a pipe is written in place; folders and missing folders are refused under the name that the user gave.
+// TestReplaceOthers checks that a pipe is written in place. Folders and files in missing folders
+// are refused with an error that contains the given name.
 func TestReplaceOthers(t *testing.T) {
 	dir := t.TempDir()
 	pipe := filepath.Join(dir, "pipe")

@@ -14,7 +14,7 @@ import (
 
 func TestMain(m *testing.M) { testkit.Main(m) }
 
-// machine returns a machine's files: its contents by name.
+// machine returns the files of a machine by name, with their contents.
 func machine(files map[string]string) fstest.MapFS {
 	m := fstest.MapFS{"proc/meminfo": {Data: []byte("MemTotal:       8388608 kB\nMemFree: 1 kB\nMemAvailable:    4194304 kB\n")}}
 	for name, text := range files {
@@ -95,7 +95,7 @@ func TestMemoryThatDoesNotFitIsRefusedWithTheNumbers(t *testing.T) {
 	for name, tt := range map[string]struct {
 		l     limits.Limits
 		bytes int64
-		want  []string // nothing: it fits
+		want  []string // empty: the size is accepted
 	}{
 		"unknown":                {limits.Limits{}, 1 << 50, nil},
 		"fits":                   {limits.Limits{MemoryBytes: 8 << 30, AvailableBytes: 1 << 30, Memory: group}, 480 << 20, nil},

@@ -60,7 +60,7 @@ func TestUnits(t *testing.T) {
 	}
 }
 
-// everything is a page with something of all kinds.
+// everything returns a page with every kind of element.
 func everything(s Screen) *Page {
 	p := NewPage(s)
 	p.Verdict(Good, "All of it holds, which takes a line and a half where the terminal has as few columns as terminals used to have.")
@@ -142,7 +142,7 @@ type failingWriter struct{ err error }
 
 func (w failingWriter) Write([]byte) (int, error) { return 0, w.err }
 
-// No line is wider than the screen, whatever that is, but for one word alone; and no word is lost or broken.
+// No line is wider than the screen, except a single long word, and no word is lost or broken.
 func TestDefectLineIsWiderThanTheScreen(t *testing.T) {
 	words := strings.Fields(text(t, everything(Screen{})))
 	for width := 32; width < 200; width++ {
@@ -165,7 +165,7 @@ func TestDefectLineIsWiderThanTheScreen(t *testing.T) {
 	}
 }
 
-// Colors are for terminals that want them.
+// Colors are used only on terminals that support and permit them.
 func TestScreen(t *testing.T) {
 	for name, c := range map[string]struct {
 		columns, noColor, term string

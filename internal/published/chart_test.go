@@ -23,10 +23,10 @@ const (
 	maxPercent                    = 110
 )
 
-// lineColors are Okabe and Ito's colors without yellow.
+// lineColors are the colors of Okabe and Ito without yellow.
 var lineColors = []string{"#808080", "#56b4e9", "#0072b2", "#e69f00", "#009e73", "#cc79a7", "#000000"}
 
-// drawShares draws the rate of each path as percent of one large copy by block size.
+// drawShares draws the rate of each path by block size, in percent of one large copy.
 func drawShares(r *bench.Report) []byte {
 	var b bytes.Buffer
 	width := marginLeft + 2*panelWidth + gutter + 20
@@ -75,7 +75,7 @@ func drawPanel(b *bytes.Buffer, rows []bench.Row, left int, title string) {
 	}
 }
 
-// bars are the servers of the chart: a run, a side, a label and a color of lineColors.
+// bars are the servers in the chart: a run, a side, a label and an index of lineColors.
 var bars = []struct {
 	run, side, label string
 	color            int
@@ -86,9 +86,9 @@ var bars = []struct {
 	{"serving-h200-B", "layerwise", "kvlane LayerwiseConnector", 1},
 }
 
-// drawServers draws the time to the first token of each server, with the range over the rounds.
+// drawServers draws the time to the first token of each server, with the range of the rounds.
 func drawServers(f figures) ([]byte, error) {
-	const left, top, height, gap, width, most = 210, 56, 26, 14, 420, 300 // pixels, and milliseconds
+	const left, top, height, gap, width, most = 210, 56, 26, 14, 420, 300 // pixels; most is in milliseconds
 	var b bytes.Buffer
 	fmt.Fprintf(&b, `<svg xmlns="http://www.w3.org/2000/svg" width="%d" height="%d" font-family="sans-serif" font-size="12">`+"\n", left+width+60, top+len(bars)*(height+gap)+30)
 	fmt.Fprintf(&b, `<rect width="100%%" height="100%%" fill="white"/>`+"\n")

@@ -11,8 +11,9 @@ import (
 	"github.com/kvlane/kvlane/bench"
 )
 
-// figures are the functions of measured.tmpl. Each takes the names of one or several runs, separated
-// by spaces, and returns the figure or the range over the runs. A run without the figure is an error.
+// figures provides the functions of measured.tmpl. Each function takes the names of runs, separated
+// by spaces, and returns the figure or its range over the runs. A run without the figure is an
+// error.
 type figures map[string]*run
 
 func (f figures) functions() template.FuncMap {
@@ -24,7 +25,8 @@ func (f figures) functions() template.FuncMap {
 	}
 }
 
-// shown names the runs that the index has for a part of the text: none where it has to be left out.
+// shown returns the names of the runs that the index assigns to a part of the text. If there are
+// none, the part is left out.
 func (f figures) shown(part string) string {
 	var names []string
 	for name, r := range f {
@@ -36,12 +38,12 @@ func (f figures) shown(part string) string {
 	return strings.Join(names, " ")
 }
 
-// runs returns those that are named.
+// runs returns the named runs.
 func (f figures) runs(names string) ([]*run, error) {
 	var list []*run
 	for name := range strings.FieldsSeq(names) {
 		if f[name] == nil {
-			return nil, fmt.Errorf("there is no run %q", name)
+			return nil, fmt.Errorf("unknown run %q", name)
 		}
 		list = append(list, f[name])
 	}
@@ -51,7 +53,7 @@ func (f figures) runs(names string) ([]*run, error) {
 	return list, nil
 }
 
-// over writes figures of each run: one, or the lowest and the highest.
+// over returns a figure of each run as text: one value, or the lowest and the highest.
 func (f figures) over(names string, digits int, of ...func(*run) (float64, error)) (string, error) {
 	list, err := f.runs(names)
 	if err != nil {
@@ -74,7 +76,7 @@ func (f figures) over(names string, digits int, of ...func(*run) (float64, error
 	return low + " to " + high, nil
 }
 
-// rounded writes v with so many digits after the point, and no minus before zero.
+// rounded formats v with the given number of digits after the point, without a minus before zero.
 func rounded(v float64, digits int) string {
 	if p := math.Pow10(digits); math.Round(v*p) == 0 {
 		v = 0
@@ -82,7 +84,8 @@ func rounded(v float64, digits int) string {
 	return strconv.FormatFloat(v, 'f', digits, 64)
 }
 
-// copied finds a point between host and device: of the most blocks where count is zero.
+// copied finds a point between host and device. If count is 0, it returns the one with the most
+// blocks.
 func copied(r *run, path string, size int64, count int, dir, host string) (*bench.Point, error) {
 	var found *bench.Point
 	if r.copies != nil {
@@ -110,17 +113,17 @@ func (f figures) point(names, path string, size int64, count int, dir, host stri
 	})
 }
 
-// rate is GB/s of the most blocks of a size.
+// rate returns GB/s at the largest number of blocks.
 func (f figures) rate(names, path string, size int64, dir, host string) (string, error) {
 	return f.point(names, path, size, 0, dir, host, 1, func(p *bench.Point) float64 { return p.GBps })
 }
 
-// share is the same as percent of the large copies beside it.
+// share returns the same in percent of the large copies.
 func (f figures) share(names, path string, size int64, dir, host string) (string, error) {
 	return f.point(names, path, size, 0, dir, host, 0, func(p *bench.Point) float64 { return 100 * p.Share })
 }
 
-// p50 and p99 are microseconds of a batch, from Submit until done.
+// p50 and p99 return the microseconds of a batch from Submit to its completion.
 func (f figures) p50(names, path string, size int64, count int, dir, host string) (string, error) {
 	return f.point(names, path, size, count, dir, host, 1, func(p *bench.Point) float64 { return p.P50Micros })
 }
@@ -129,7 +132,7 @@ func (f figures) p99(names, path string, size int64, count int, dir, host string
 	return f.point(names, path, size, count, dir, host, 0, func(p *bench.Point) float64 { return p.P99Micros })
 }
 
-// large is GB/s of the large copies of all points of a direction.
+// large returns GB/s of the large copies of all points in a direction.
 func (f figures) large(names, dir string) (string, error) {
 	return f.over(names, 1, func(r *run) (float64, error) {
 		if r.copies != nil {
@@ -141,7 +144,7 @@ func (f figures) large(names, dir string) (string, error) {
 	})
 }
 
-// peer is GB/s between two devices, blocks scattered on both.
+// peer returns GB/s between two devices, with blocks scattered on both.
 func (f figures) peer(names, path string, size int64, dir string) (string, error) {
 	return f.over(names, 0, func(r *run) (float64, error) {
 		if r.copies != nil && r.copies.Peers != nil {
@@ -158,7 +161,7 @@ func (f figures) peer(names, path string, size int64, dir string) (string, error
 func (f figures) peerLarge(names, dir string) (string, error) {
 	return f.over(names, 0, func(r *run) (float64, error) {
 		if r.copies == nil || r.copies.Peers == nil {
-			return 0, fmt.Errorf("there is no second device")
+			return 0, fmt.Errorf("the run has no second device")
 		}
 		return r.copies.Peers.Reference.Of(bench.Direction(dir)).GBps, nil
 	})

@@ -19,7 +19,7 @@ import (
 
 const page = "../../docs/benchmarks.md"
 
-// section is the part of the page that the template makes.
+// section is the part of the page that the template generates.
 var section = regexp.MustCompile(`(?s)## Committed runs\n.*?\n(\n## )`)
 
 // render fills the runs' figures into the template.
@@ -36,14 +36,16 @@ func render(all map[string]*run, text string) (string, error) {
 	return b.String(), err
 }
 
-// byHand is a figure that somebody typed: a number with the unit of a measurement, or two as of both ways.
+// byHand matches a figure that was typed into the template: a number with a unit of measurement, or
+// a pair of numbers.
 var (
 	byHand = regexp.MustCompile(`\d\s*(GB/s|TFLOP|%|ms\b|us\b)|\d\s+s\b|\d[.]\d+ ?[/(]`)
 	filled = regexp.MustCompile(`{{.*?}}`)
 	digit  = regexp.MustCompile(`\d`)
 )
 
-// noFigures refuses figures in the template's own words, and in cells of its tables but for the first line and column.
+// noFigures refuses figures in the template's own text and in cells of its tables, except in the
+// first line and column.
 func noFigures(text string) error {
 	lines := strings.Split(filled.ReplaceAllString(text, ""), "\n")
 	for i, line := range lines {
@@ -71,7 +73,7 @@ func measured(t *testing.T, all map[string]*run) string {
 	return s
 }
 
-// Every figure of the section equals the one of the committed runs, after rounding.
+// Every figure of the section equals that of the committed runs after rounding.
 func TestFiguresAreOfCommittedRuns(t *testing.T) {
 	want := measured(t, readRuns(t))
 	text, err := os.ReadFile(page)
@@ -106,7 +108,7 @@ func TestAnotherRunGivesAnotherText(t *testing.T) {
 	}
 }
 
-// What no run is of yet is left out, and comes with its runs.
+// Parts of the page without runs are left out, and appear with their runs.
 func TestPartsComeWithTheirRuns(t *testing.T) {
 	all := readRuns(t)
 	const tokens, interference = "The same model with transformers", "The cost of requests for a concurrent model"
@@ -141,7 +143,7 @@ func TestPartsComeWithTheirRuns(t *testing.T) {
 	}
 }
 
-// sampleTokens is the JSON of examples/ttft/ttft.py, as far as it is used, of no machine.
+// sampleTokens returns JSON as examples/ttft/ttft.py writes it, without a machine.
 func sampleTokens(t *testing.T) string {
 	t.Helper()
 	var rows []string
@@ -154,7 +156,7 @@ func sampleTokens(t *testing.T) string {
 	return `{"device": "a GPU", "rows": [` + strings.Join(rows, ", ") + `]}`
 }
 
-// A figure of a replay in which a byte was wrong, or that did not end, is no figure.
+// A replay with a wrong byte, or that did not complete, has no figures.
 func TestFailedReplayHasNoFigures(t *testing.T) {
 	all := map[string]*run{"r": {trace: &replay.Report{Complete: true, Seconds: 2}}}
 	if got, err := render(all, `{{trace "r" "seconds"}}`); err != nil || got != "2.0" {

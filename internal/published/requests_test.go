@@ -9,15 +9,15 @@ import (
 	"github.com/kvlane/kvlane/internal/present"
 )
 
-// What a request feels: loads and dumps of the store, replays, and times to first token.
+// Figures of requests: loads and dumps of the store, replays, and times to first token.
 
-// request is a figure of one load from the cache, or one dump, at a time: gbps, percent (of a large copy), p50 or p99 in milliseconds, or
-// first, p50 of layer 0.
+// request returns a figure of single loads from the cache or of single dumps: gbps, percent (of a
+// large copy), p50 or p99 in milliseconds, or first, the p50 of layer 0.
 func (f figures) request(names, work string, blocks int, form, what string) (string, error) {
 	digits := map[string]int{"gbps": 1, "percent": 0, "p50": 2, "p99": 2, "first": 2}[what]
 	return f.over(names, digits, func(r *run) (float64, error) {
 		if r.store == nil {
-			return 0, fmt.Errorf("it is of no store")
+			return 0, fmt.Errorf("the run is not one of bench store")
 		}
 		at := request.Place{Geometry: "70b-tp8", Work: request.Work(work), Layerwise: form == string(request.Layers), Blocks: blocks, Requests: 1}
 		if at.Work == request.Load {
@@ -47,7 +47,7 @@ func (f figures) request(names, work string, blocks int, form, what string) (str
 	})
 }
 
-// times are p50 and, in brackets, p99 of a request.
+// times returns the p50 and, in brackets, the p99 of a request.
 func (f figures) times(names, work string, blocks int, form string) (string, error) {
 	p50, err := f.request(names, work, blocks, form, "p50")
 	if err != nil {
@@ -57,7 +57,7 @@ func (f figures) times(names, work string, blocks int, form string) (string, err
 	return fmt.Sprintf("%s (%s)", p50, p99), err
 }
 
-// losses are what a run's requests cost the product beside them.
+// losses returns the slowdown of the matrix product during the run's requests.
 func (r *run) losses() []request.Loss {
 	if r.store == nil || r.store.ProductCost == nil {
 		return nil
@@ -73,12 +73,13 @@ func (f figures) concurrency(names string) (string, error) {
 	}
 	losses := list[0].losses()
 	if len(losses) == 0 {
-		return "", fmt.Errorf("%s: nothing ran beside a product", list[0].File)
+		return "", fmt.Errorf("%s: nothing ran concurrently with a product", list[0].File)
 	}
 	return fmt.Sprintf("%d at a time of %s blocks", losses[0].Requests, count(losses[0].Blocks)), nil
 }
 
-// cost is the rate of loads or dumps beside a product in GB/s, and in another cell what that lost in percent, with its 95% interval.
+// cost returns two cells: the rate of loads or dumps concurrent with a product in GB/s, and the
+// slowdown of the product in percent with its 95% interval.
 func (f figures) cost(names, work, form string) (string, error) {
 	figure := func(of func(*request.Loss) float64) func(*run) (float64, error) {
 		return func(r *run) (float64, error) {
@@ -88,7 +89,7 @@ func (f figures) cost(names, work, form string) (string, error) {
 					return of(l), nil
 				}
 			}
-			return 0, fmt.Errorf("nothing says what a %s, %s, costs a product", work, form)
+			return 0, fmt.Errorf("no cost of a %s, %s, for a product", work, form)
 		}
 	}
 	rate, err := f.over(names, 1, figure(func(l *request.Loss) float64 { return l.GBps }))
@@ -103,7 +104,8 @@ func (f figures) cost(names, work, form string) (string, error) {
 	return fmt.Sprintf("%s | %s (%s)", rate, loss, within), err
 }
 
-// replayed is a figure of a replay that was complete and in which nothing failed; times of requests in milliseconds.
+// replayed returns a figure of a replay that completed without failures. Times of requests are in
+// milliseconds.
 func (f figures) replayed(names, what string) (string, error) {
 	digits, ok := map[string]int{"seconds": 1, "GiB": 1, "requests": 0, "accesses": 0, "hits": 0}[what]
 	if !ok {
@@ -131,10 +133,10 @@ func (f figures) replayed(names, what string) (string, error) {
 	return text, err
 }
 
-// count writes whole numbers for people.
+// count formats a whole number.
 func count(n int) string { return present.Count(int64(n)) }
 
-// firstTokens are times to first token of one run.
+// firstTokens returns the times to first token of one run.
 func (f figures) firstTokens(name string) (*firstTokens, error) {
 	list, err := f.runs(name)
 	if err != nil {
@@ -146,7 +148,7 @@ func (f figures) firstTokens(name string) (*firstTokens, error) {
 	return list[0].ttft, nil
 }
 
-// lengths are those of a run's prompts, in tokens.
+// lengths returns the prompt lengths of a run in tokens.
 func (f figures) lengths(name string) ([]int, error) {
 	rep, err := f.firstTokens(name)
 	if err != nil {
@@ -160,8 +162,8 @@ func (f figures) lengths(name string) ([]int, error) {
 	return slices.Compact(all), nil
 }
 
-// first is a time to first token in milliseconds, and in brackets the 99th percentile where several were measured. KV that was loaded
-// was that of a prefix kept on the device.
+// first returns a time to first token in milliseconds and, if several were measured, the 99th
+// percentile in brackets. Loaded KV must equal that of a prefix kept on the device.
 func (f figures) first(name string, tokens int, source string) (string, error) {
 	rep, err := f.firstTokens(name)
 	if err != nil {
@@ -172,7 +174,7 @@ func (f figures) first(name string, tokens int, source string) (string, error) {
 			continue
 		}
 		if row.Identical != nil && !*row.Identical {
-			return "", fmt.Errorf("%d tokens, %s: what was loaded was wrong", tokens, source)
+			return "", fmt.Errorf("%d tokens, %s: the loaded KV was wrong", tokens, source)
 		}
 		if row.N == 1 {
 			return rounded(1e3*row.Median, 0), nil

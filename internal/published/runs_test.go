@@ -24,7 +24,7 @@ const folder = "../../docs/runs"
 type entry struct {
 	File    string `json:"file"`
 	Kind    string `json:"kind"`            // copy, store, replay, ttft, serving
-	Shows   string `json:"shows,omitempty"` // the part of the template that asks for it, where that names no files
+	Shows   string `json:"shows,omitempty"` // the part of the template that uses it without naming files
 	Device  string `json:"device"`
 	UUID    string `json:"uuid"`
 	Driver  string `json:"driver"`
@@ -34,7 +34,8 @@ type entry struct {
 	Note    string `json:"note,omitempty"`
 }
 
-// firstTokens is the JSON of examples/ttft, ttft.py and ttft_vllm.py, as far as it is used.
+// firstTokens is the part of the JSON of examples/ttft (ttft.py and ttft_vllm.py) that the page
+// uses.
 type firstTokens struct {
 	Device  string       `json:"device"`
 	Preset  string       `json:"preset"`
@@ -45,12 +46,12 @@ type firstTokens struct {
 		N         int     `json:"n"`
 		Median    float64 `json:"median"` // seconds
 		P99       float64 `json:"p99"`
-		Identical *bool   `json:"identical"` // to KV that stayed on the device; nil: nothing was loaded
+		Identical *bool   `json:"identical"` // to KV that stayed on the device; nil: not loaded
 	} `json:"rows"`
 	Wrong []string `json:"wrong"`
 }
 
-// servers is the JSON of examples/serving/serving.py, as far as it is used.
+// servers is the part of the JSON of examples/serving/serving.py that the page uses.
 type servers struct {
 	Rows []struct {
 		Side       string  `json:"side"`
@@ -72,7 +73,7 @@ type run struct {
 	servers *servers
 }
 
-// readRuns reads all runs by their files' names without the suffix.
+// readRuns reads all runs. The keys are file names without suffix.
 func readRuns(t *testing.T) map[string]*run {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join(folder, "index.json"))
@@ -102,7 +103,7 @@ func contentOf(t *testing.T, file string) []byte {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer func() { _ = f.Close() }() // only read
+	defer func() { _ = f.Close() }() // read only
 	plain, err := ctxio.Decompress(f)
 	if err != nil {
 		t.Fatal(err)
@@ -127,7 +128,7 @@ func (r *run) read(b []byte) (err error) {
 	case "serving":
 		err = json.Unmarshal(b, &r.servers)
 	default:
-		err = fmt.Errorf("there is no kind %q", r.Kind)
+		err = fmt.Errorf("unknown kind %q", r.Kind)
 	}
 	return err
 }
@@ -155,14 +156,14 @@ func (r *run) device() string {
 	case r.ttft != nil:
 		return r.ttft.Device
 	}
-	return r.Device // serving.py's JSON of that day names no device
+	return r.Device // early JSON of serving.py does not contain the device
 }
 
-// elsewhere is a path of the machine on which a run was made.
+// elsewhere matches a path on the machine of a run.
 var elsewhere = regexp.MustCompile(`/(home|root|tmp|work|usr|var|opt|mnt|Users)\b[^"\s]*`)
 
-// The index names the machine, time, command and version of every run. No run is of simulated
-// hardware or has wrong results, and no run names paths of its machine.
+// The index contains the machine, time, command and version of every run. No run used simulated
+// hardware, had wrong results, or contains paths of its machine.
 func TestRunsNameTheirMachine(t *testing.T) {
 	template, err := os.ReadFile(filepath.Join(folder, "measured.tmpl"))
 	if err != nil {
@@ -172,10 +173,10 @@ func TestRunsNameTheirMachine(t *testing.T) {
 	for name, r := range all {
 		if m := r.facts(); m != nil {
 			if m.Device != r.Device || m.UUID != r.UUID || m.DriverVersion != r.Driver || m.Date.Format(time.RFC3339) != r.Date || m.Command != r.Command || m.Simulated {
-				t.Errorf("%s: the index says %+v, the run %+v", name, r.entry, *m)
+				t.Errorf("%s: the index contains %+v, the run %+v", name, r.entry, *m)
 			}
 		} else if device := r.device(); device != r.Device {
-			t.Errorf("%s: the index says %s, the run %s", name, r.Device, device)
+			t.Errorf("%s: the index contains %s, the run %s", name, r.Device, device)
 		}
 		if r.ttft != nil && (r.ttft.Preset != "8b" || len(r.ttft.Wrong) > 0) {
 			t.Errorf("%s: a model %q; wrong: %q", name, r.ttft.Preset, r.ttft.Wrong)
@@ -197,7 +198,7 @@ func TestRunsNameTheirMachine(t *testing.T) {
 			t.Errorf("%s: the template has no part %q", name, r.Shows)
 		}
 		if r.Driver == "" || r.Date == "" || r.Command == "" || r.Version == "" {
-			t.Errorf("%s: something is not said: %+v", name, r.entry)
+			t.Errorf("%s: a field is missing: %+v", name, r.entry)
 		}
 		if path := elsewhere.Find(contentOf(t, r.File)); path != nil {
 			t.Errorf("%s has a path of the machine it was made on: %s", name, path)

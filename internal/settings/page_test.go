@@ -38,7 +38,7 @@ const settingsHead = `
 |---|---|---|---|
 `
 
-// docs/settings.md is the table.
+// docs/settings.md contains the table of settings.
 func TestPageIsTheTable(t *testing.T) {
 	code := func(s string) string {
 		if s == "" {
@@ -60,7 +60,7 @@ func TestPageIsTheTable(t *testing.T) {
 	testkit.Generated(t, "../../docs/settings.md", b.String())
 }
 
-// Rows are complete, and what starts a setting is a value that it accepts.
+// Rows are complete, and the default of a setting is a value that it accepts.
 func TestTable(t *testing.T) {
 	seen := map[string]bool{}
 	for i := range settings.Table {

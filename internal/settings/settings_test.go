@@ -97,7 +97,7 @@ func TestFileIsBelowTheProgram(t *testing.T) {
 		if diff := cmp.Diff(want, got); diff != "" {
 			t.Errorf("%s (-want +got)\n%s", c.given, diff)
 		}
-		// Fields of a Go program give the same.
+		// The same fields of a Go program give the same result.
 		var byFields, byKeys config
 		if err := errors.Join(settings.Decode([]byte(c.given), &byFields), settings.Fill(t.Context(), &byFields, name), settings.Decode(merged, &byKeys)); err != nil {
 			t.Fatal(err)
@@ -122,7 +122,7 @@ func TestNearest(t *testing.T) {
 	}
 }
 
-// A file is read or refused with its name, and its values are accepted.
+// A file is either read or refused with its name, and its values are accepted.
 func FuzzFile(f *testing.F) {
 	for _, seed := range []string{"device: sim\nnic: [a, b]\n", "a: &x sim\ndevice: *x", "# nothing", "---\n...\n", "<<: *x", "{device: sim, gdr: off}", "fsync: !!binary aGk=", "\"device\": |\n  sim"} {
 		f.Add([]byte(seed))

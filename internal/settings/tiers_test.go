@@ -14,8 +14,8 @@ import (
 	"github.com/kvlane/kvlane/internal/settings"
 )
 
-// A row is complete: its page has a heading with its name, and its settings are those of the fields
-// of its configuration.
+// Each row is complete: its page has a heading with its name, and its settings match the fields of
+// its configuration.
 func TestTiersAreComplete(t *testing.T) {
 	for i := range settings.Tiers {
 		row := &settings.Tiers[i]
@@ -78,7 +78,7 @@ func TestParsePipeline(t *testing.T) {
 		case c.err == "" && (err != nil || !slices.Equal(got, c.want)):
 			t.Errorf("%q: got %q, %v", c.in, got, err)
 		case c.err != "" && (!errors.Is(err, errdefs.ErrInvalid) || !strings.Contains(err.Error(), c.err)):
-			t.Errorf("%q: error is %v, want one that says %q", c.in, err, c.err)
+			t.Errorf("%q: error is %v, want one that contains %q", c.in, err, c.err)
 		}
 	}
 }

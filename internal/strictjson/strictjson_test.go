@@ -44,7 +44,7 @@ func TestCheck(t *testing.T) {
 	}
 }
 
-// Text that passes decodes to strings that encode as they were, as far as a decoder can tell.
+// Strings in accepted text encode to the same text after decoding, as far as a decoder can tell.
 func FuzzCheck(f *testing.F) {
 	f.Add([]byte(`{"a": ["\ud83d\ude00", 1e3, null], "b": {"a": "\\"}}`))
 	f.Add([]byte("[\"caf\xe9\"]"))
@@ -55,7 +55,7 @@ func FuzzCheck(f *testing.F) {
 		}
 		var v any
 		d := json.NewDecoder(bytes.NewReader(text))
-		d.UseNumber() // a number may be out of range for a float
+		d.UseNumber() // a number may exceed the range of a float
 		if err := d.Decode(&v); err != nil {
 			t.Fatalf("accepted %q, which does not decode: %v", text, err)
 		}

@@ -90,7 +90,7 @@ func TestRunReportsWhatTestsLeaveBehind(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			// The goroutine that runs the outer tests waits for this one; it is no leak.
+			// The goroutine of the outer tests waits for this one, and is not a leak.
 			got := run(tt.tests, ignoreCurrent())
 			undo()
 			if got != tt.want {

@@ -8,7 +8,8 @@ import (
 	"time"
 )
 
-// TestDefectFailedOpenClosesWithoutEnd: what a failed opening leaves is closed for a while, and what does not close is named.
+// TestDefectFailedOpenClosesWithoutEnd checks that resources of a failed open are closed for a
+// limited time, and that one that does not close is named in the error.
 func TestDefectFailedOpenClosesWithoutEnd(t *testing.T) {
 	c := New()
 	closed := 0
@@ -19,17 +20,18 @@ func TestDefectFailedOpenClosesWithoutEnd(t *testing.T) {
 	})
 	c.AddPlain("NICs", func() error { closed++; return nil })
 	ended, cancel := context.WithCancel(t.Context())
-	cancel() // that of the opening, which is why it failed
+	cancel() // the context of the open, which failed because of it
 	err := c.Undo(ended, 10*time.Millisecond)
 	if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "device, mover are still open") {
 		t.Errorf("Undo: %v", err)
 	}
 	if closed != 1 {
-		t.Errorf("%d were closed, want the one above what did not close", closed)
+		t.Errorf("%d were closed, want only the one above the stuck resource", closed)
 	}
 }
 
-// TestStackContinuesAfterAClosedResourceReportsAnError: what closes at the second try had a failure to tell.
+// TestStackContinuesAfterAClosedResourceReportsAnError checks a resource that closes at the second
+// attempt. The first error is still reported.
 func TestStackContinuesAfterAClosedResourceReportsAnError(t *testing.T) {
 	c := New()
 	closed := false

@@ -28,7 +28,7 @@ func TestOpensWithinTheDevicesLimits(t *testing.T) {
 	if len(c.Pairs) != 2 || c.Depth != 75 || c.MaxSGE(rdma.WRRDMAWrite) != 5 || c.MaxSGE(rdma.WRRDMARead) != 2 || c.MessageBytes != 4096 {
 		t.Errorf("%d pairs %d deep, %d and %d entries, %d bytes", len(c.Pairs), c.Depth, c.MaxSGE(rdma.WRRDMAWrite), c.MaxSGE(rdma.WRRDMARead), c.MessageBytes)
 	}
-	check(t, c.Pairs[1].Connect(c.Pairs[1].Endpoint)) // by the active port
+	check(t, c.Pairs[1].Connect(c.Pairs[1].Endpoint)) // on the active port
 	for what, o := range map[string]channel.Options{
 		"no NIC": {}, "depth": {NIC: d.nic, Depth: -1}, "receives": {NIC: d.nic, Receives: -1}, "entries": {NIC: d.nic, SGEs: -1},
 		"pairs": {NIC: d.nic, Pairs: channel.MaxPairs + 1}, "port": {NIC: d.nic, Connect: rdma.ConnectOptions{Port: 9}},
@@ -41,8 +41,8 @@ func TestOpensWithinTheDevicesLimits(t *testing.T) {
 	wantErr(t, err, errdefs.ErrBroken)
 }
 
-// TestConnectsToAPeer connects to a peer of another domain, which has sent its key and has receives
-// posted.
+// TestConnectsToAPeer connects to a peer of another domain that has sent its key and posted
+// receives.
 func TestConnectsToAPeer(t *testing.T) {
 	p := provider(t, soft.Options{})
 	near, far := newDomain(t, p), newDomain(t, p)
@@ -70,17 +70,17 @@ func TestConnectsToAPeer(t *testing.T) {
 		check(t, wc.Err())
 	}
 	if !bytes.Equal(far.region.Bytes()[:100], near.region.Bytes()[:100]) || !bytes.Equal(far.region.Bytes()[100:200], near.region.Bytes()[:100]) {
-		t.Error("other bytes arrived")
+		t.Error("wrong bytes arrived")
 	}
 }
 
-// TestDomainsAreApart checks that a queue pair of one domain cannot reach memory of another one
+// TestDomainsAreApart checks that a queue pair of one domain cannot access memory of another domain
 // with any key.
 func TestDomainsAreApart(t *testing.T) {
 	p := provider(t, soft.Options{})
 	own, other := newDomain(t, p), newDomain(t, p)
 	if own.nic.Covers(mem.All(other.region), 0) {
-		t.Error("one domain knows the other's memory")
+		t.Error("one domain covers memory of the other")
 	}
 	local := own.write(own, 0, 8)
 	local.SGEs[0] = other.info.SGE(0, 8)
@@ -133,13 +133,13 @@ func TestResetAfterAnError(t *testing.T) {
 	}
 }
 
-// TestStopWithPostedWork checks that posted requests are flushed, and that nothing is outstanding
-// or touches memory after the reset, polled or not.
+// TestStopWithPostedWork checks that posted requests are flushed. After the reset no request may be
+// outstanding or access memory, whether or not it was polled.
 func TestStopWithPostedWork(t *testing.T) {
 	for _, polled := range []bool{true, false} {
 		d := newDomain(t, provider(t, soft.Options{}))
 		c, q := d.loopback(t, 8)
-		// No receive is posted.
+		// The peer has posted no receive.
 		send := rdma.SendWR{Opcode: rdma.WRSend, SGEs: []rdma.SGE{d.info.SGE(0, 8)}}
 		post(t, q, send, send, send, d.write(d, 4096, 8))
 		const flush = 20 * time.Millisecond
@@ -163,8 +163,8 @@ func TestStopWithPostedWork(t *testing.T) {
 	}
 }
 
-// TestCloseWhileBusy checks that Close forgets waiting requests, and returns ErrBusy while bytes
-// are on their way.
+// TestCloseWhileBusy checks that Close drops waiting requests, and returns ErrBusy while bytes are
+// being moved.
 func TestCloseWhileBusy(t *testing.T) {
 	m := &stuck{began: make(chan struct{}), let: make(chan struct{})}
 	d := newDomain(t, provider(t, soft.Options{Mover: m, DrainTimeout: 10 * time.Millisecond}))
@@ -184,8 +184,8 @@ func TestCloseWhileBusy(t *testing.T) {
 	check(t, c.Close())
 }
 
-// TestWaitAndAlarm checks that completions end a wait, and that failures without a completion call
-// Alarm.
+// TestWaitAndAlarm checks that completions end a wait, and that OnFailure is called for failures
+// without a completion.
 func TestWaitAndAlarm(t *testing.T) {
 	d := newDomain(t, provider(t, soft.Options{}))
 	alarms := make(chan error, 1)
@@ -209,12 +209,12 @@ func TestWaitAndAlarm(t *testing.T) {
 			t.Error("an alarm without a reason")
 		}
 	case <-ctx.Done():
-		t.Error("nobody tells that somebody was refused")
+		t.Error("the refused request was not reported")
 	}
 }
 
 // TestEveryVerbFails fails each call while a channel is opened, connected, used, reset and closed.
-// The failure is reported, and nothing is left.
+// The failure must be reported, and no resource may be left.
 func TestEveryVerbFails(t *testing.T) {
 	for _, op := range []string{
 		soft.OpQueryPort, soft.OpQueryGID, soft.OpCreateChannel, soft.OpCreateCQ, soft.OpCreateQP, soft.OpModifyQP, soft.OpPostSend, soft.OpPoll,
@@ -227,7 +227,8 @@ func TestEveryVerbFails(t *testing.T) {
 	}
 }
 
-// useAll uses everything of a channel up to the first failure, closes it, and returns all failures.
+// useAll uses all functions of a channel up to the first failure, closes it, and returns all
+// failures.
 func useAll(t *testing.T, plan *fault.Plan, r *mem.Region) (err error) {
 	t.Helper()
 	twice := func(close func() error) {

@@ -50,7 +50,7 @@ func provider(tb testing.TB, o soft.Options) *soft.Provider {
 	return p
 }
 
-// domain is a NIC with registered memory of one trust domain.
+// domain is a NIC of one trust domain with registered memory.
 type domain struct {
 	nic    *registry.Registry
 	region *mem.Region
@@ -75,7 +75,7 @@ func newDomain(tb testing.TB, p rdma.Provider) *domain {
 	return d
 }
 
-// open opens a channel until the test ends.
+// open opens a channel and closes it when the test ends.
 func (d *domain) open(tb testing.TB, o channel.Options) *channel.Channel {
 	tb.Helper()
 	o.NIC = d.nic
@@ -94,7 +94,8 @@ func (d *domain) loopback(tb testing.TB, depth int) (*channel.Channel, *channel.
 	return c, p
 }
 
-// write returns a request for n bytes from the start of d's memory to byte off of another's.
+// write returns a request that writes n bytes from the start of d's memory to offset off in another
+// domain's memory.
 func (d *domain) write(to *domain, off int64, n uint32) rdma.SendWR {
 	return rdma.SendWR{
 		Flags: rdma.SendSignaled, RKey: to.info.RKey, RemoteAddr: to.info.Addr + uint64(off), SGEs: []rdma.SGE{d.info.SGE(0, n)},

@@ -11,14 +11,14 @@ import (
 	"github.com/kvlane/kvlane/internal/sys/ibverbs"
 )
 
-// library is a libibverbs in Go with one device. It tracks open objects and reports an error if one
-// is freed before its children. Events are bytes in pipes.
+// library is a fake libibverbs in Go with one device. It tracks open objects and reports an error
+// if one is freed before its children. Events are bytes in pipes.
 type library struct {
 	tb testing.TB
 
 	mu      sync.Mutex
 	next    uintptr
-	parents map[uintptr][]uintptr // of every open object
+	parents map[uintptr][]uintptr // of each open object
 	calls   int
 	failAt  int // index of the call that fails with errInjected; negative: none
 	failed  string
@@ -33,8 +33,8 @@ type library struct {
 	events   []ibverbs.CQ
 	unacked  int
 	modified []int32 // masks
-	// unresolved is the number of steps to RTR for which the peer's link address is not resolved in
-	// time.
+	// unresolved is the number of steps to RTR during which the peer's link address is not resolved
+	// in time.
 	unresolved int
 	attr       ibverbs.QPAttr
 	wcs        []ibverbs.WC
@@ -42,7 +42,7 @@ type library struct {
 	addr, iova uint64
 }
 
-// errInjected is an errno that has no other use here.
+// errInjected is an errno that nothing else returns here.
 const errInjected = unix.EXFULL
 
 func newLibrary(tb testing.TB) (*library, *ibverbs.API) {
@@ -112,7 +112,7 @@ func (l *library) free(name string, object uintptr) syscall.Errno {
 	return 0
 }
 
-// call is a call that creates and frees nothing.
+// call counts a call that neither creates nor frees an object.
 func (l *library) call(name string) syscall.Errno {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -147,7 +147,7 @@ func (l *library) signal(object uintptr) {
 	}
 }
 
-// drain reads the byte of one event, or returns false if there is none.
+// drain reads the byte of one event. It returns false if there is none.
 func (l *library) drain(object uintptr) bool {
 	var b [1]byte
 	n, err := unix.Read(l.pipes[object][0], b[:])
@@ -288,7 +288,7 @@ func (l *library) bindObjects(a *ibverbs.API) {
 func (l *library) bindQueues(a *ibverbs.API) {
 	a.CreateQP = func(p ibverbs.PD, attr *ibverbs.QPInitAttr) (ibverbs.QP, uint32, syscall.Errno) {
 		q, errno := l.make("create_qp", uintptr(p), uintptr(attr.SendCQ), uintptr(attr.RecvCQ), uintptr(attr.SRQ))
-		attr.Cap.MaxSendWR += 2 // like devices
+		attr.Cap.MaxSendWR += 2 // devices also round up
 		return ibverbs.QP(q), uint32(q), errno
 	}
 	a.DestroyQP = func(q ibverbs.QP) syscall.Errno { return l.free("destroy_qp", uintptr(q)) }
@@ -320,7 +320,7 @@ func (l *library) bindQueues(a *ibverbs.API) {
 	}
 }
 
-// post accepts a chain, or all but the last request if it should fail.
+// post accepts a chain. If the call should fail, it accepts all but the last request.
 func (l *library) post(name string, n int) (int, syscall.Errno) {
 	if n == 0 {
 		return 0, 0

@@ -19,7 +19,7 @@ import (
 	"github.com/kvlane/kvlane/rdma/rdmatest"
 )
 
-// rig has one object of each kind, opened in order.
+// rig holds one object of each kind, opened in order.
 type rig struct {
 	memory  *mem.Region
 	p       *Provider
@@ -100,7 +100,7 @@ func (r *rig) open() error {
 	return nil
 }
 
-// close closes the open objects in reverse order, and retries failures once.
+// close closes the open objects in reverse order, and retries each failure once.
 func (r *rig) close() error {
 	var errs []error
 	for _, c := range slices.Backward(r.opened) {
@@ -157,8 +157,8 @@ func (r *rig) use() error {
 	return errors.Join(errs...)
 }
 
-// A failure of any verb is reported with its errno, earlier objects are freed, and no object is
-// freed before its children, as the library in Go checks.
+// Each verb fails in turn. The failure must be reported with its errno, earlier objects must be
+// freed, and the fake library checks that no object is freed before its children.
 func TestEveryVerbMayFail(t *testing.T) {
 	for n := 0; ; n++ {
 		l, api := newLibrary(t)
@@ -237,7 +237,7 @@ func TestClosedObjectsRefuse(t *testing.T) {
 		}
 	}
 	if err := errors.Join(r.mr.Close(), r.qp.Close(), r.cq.Close(), r.dev.Close(), r.p.Close()); err != nil {
-		t.Errorf("closing once more: %v", err)
+		t.Errorf("closing again: %v", err)
 	}
 }
 
@@ -270,7 +270,7 @@ func TestEventsFindTheirQueue(t *testing.T) {
 	if !ok {
 		t.Fatal("not of this package")
 	}
-	// The first event is of an unknown queue.
+	// The first event belongs to an unknown queue.
 	l.events = []ibverbs.CQ{999, own.native}
 	l.signal(uintptr(channel.native))
 	l.signal(uintptr(channel.native))
@@ -281,7 +281,7 @@ func TestEventsFindTheirQueue(t *testing.T) {
 	l.async = []ibverbs.AsyncEvent{
 		{Type: int32(rdma.EventCQErr), Element: uintptr(own.native)},
 		{Type: int32(rdma.EventQPFatal), Element: 77},
-		{Type: int32(rdma.EventPortErr), Element: 0xdead_0000_0001}, // an int in a word
+		{Type: int32(rdma.EventPortErr), Element: 0xdead_0000_0001}, // an int in a larger word
 		{Type: int32(rdma.EventDeviceFatal)},
 	}
 	want := []rdma.AsyncEvent{
@@ -299,7 +299,7 @@ func TestEventsFindTheirQueue(t *testing.T) {
 	}
 }
 
-// A wait ends with its own context or the channel, and with no other context.
+// A wait ends with its own context or when the channel is closed, but not with another context.
 func TestWaitsEnd(t *testing.T) {
 	l, r := opened(t)
 	channel, ok := r.channel.(*CompChannel)
@@ -319,7 +319,7 @@ func TestWaitsEnd(t *testing.T) {
 	}
 	first := waits(ctx)
 	second := waits(t.Context())
-	time.Sleep(10 * time.Millisecond) // both wait by now; one of them has the descriptor
+	time.Sleep(10 * time.Millisecond) // both wait by now; one of them polls the descriptor
 	cancel(enough)
 	if err := <-first; !errors.Is(err, enough) {
 		t.Errorf("the wait whose context ended: %v", err)
@@ -332,7 +332,7 @@ func TestWaitsEnd(t *testing.T) {
 	l.mu.Unlock()
 	l.signal(uintptr(channel.native))
 	if err := <-second; err != nil {
-		t.Errorf("the other wait: %v", err)
+		t.Errorf("the second wait: %v", err)
 	}
 
 	third := waits(t.Context())

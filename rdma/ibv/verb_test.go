@@ -111,8 +111,8 @@ func TestRegisterMemory(t *testing.T) {
 	}
 }
 
-// TestHostPinnedRegistersDeviceAddress checks that the library pins the CPU mapping and knows it by
-// the device address.
+// TestHostPinnedRegistersDeviceAddress checks that the library pins the CPU mapping and uses the
+// device address as the IOVA.
 func TestHostPinnedRegistersDeviceAddress(t *testing.T) {
 	l, r := opened(t)
 	pinned, err := mem.NewRegion(mem.RegionSpec{
@@ -216,7 +216,7 @@ func TestCapacitiesAreChecked(t *testing.T) {
 		}
 	}
 	if n := r.cq.Entries(); n != 9 {
-		t.Errorf("the queue has %d entries, of which the library gave one more than asked for", n)
+		t.Errorf("the queue has %d entries, want the requested number, one less than the library created", n)
 	}
 	info, err := r.qp.Query()
 	if err != nil || info.Caps.MaxSendWR != 6 || info.Attr.State != rdma.QPSErr {
@@ -232,7 +232,7 @@ func TestStepsOfAConnection(t *testing.T) {
 	if err := rdmatest.Loopback(r.dev, r.qp, o); err != nil {
 		t.Fatal(err)
 	}
-	// The masks of ibv_modify_qp(3) for reliable connections, as numbers of the header.
+	// The attribute masks of ibv_modify_qp(3) for reliable connections, as numbers from the header.
 	if want := []int32{1 | 16 | 32 | 8, 1 | 128 | 256 | 1<<20 | 4096 | 1<<17 | 1<<15, 1 | 1<<16 | 8192 | 1024 | 2048 | 512}; !slices.Equal(l.modified, want) {
 		t.Errorf("masks %v, want %v", l.modified, want)
 	}
@@ -338,7 +338,7 @@ func TestPostChecksRequests(t *testing.T) {
 			t.Errorf("%s: posted %d, %v; want 1, ErrInvalid", name, n, err)
 		}
 	}
-	// The library gave space for two more than requested.
+	// The library created two more entries than requested.
 	if n, err := r.qp.PostSend(make([]rdma.SendWR, 7)); n != 6 || !errors.Is(err, errdefs.ErrBusy) {
 		t.Errorf("too many: posted %d, %v; want 6, ErrBusy", n, err)
 	}
@@ -375,7 +375,7 @@ func TestFullQueueIsBusy(t *testing.T) {
 	dev.api = r.p.api
 }
 
-// The time of a request on its way to the library, which does nothing with it, in a chain of 62.
+// BenchmarkPostSend measures a request in a chain of 62 up to the library, which does nothing.
 func BenchmarkPostSend(b *testing.B) {
 	const depth = 62
 	_, r := opened(b)
@@ -406,7 +406,7 @@ func TestPollConverts(t *testing.T) {
 		{WRID: 1, Opcode: 1 << 7, ByteLen: 5, Imm: 0x04030201, QPNum: 9, Flags: 2},
 		{WRID: 2, Status: 10, VendorErr: 0x88, Imm: 7},
 	}
-	for i := range 20 { // more than one fetch
+	for i := range 20 { // needs more than one fetch
 		l.wcs = append(l.wcs, ibverbs.WC{WRID: uint64(i + 3)})
 	}
 	wcs := make([]rdma.WC, 30)
@@ -431,8 +431,8 @@ func TestPollConverts(t *testing.T) {
 	}
 }
 
-// TestDefectConnectionIsTriedAgainInSilence checks that retries are counted, whether or not the
-// last one succeeded, over all users of the device.
+// TestDefectConnectionIsTriedAgainInSilence checks that connection retries are counted for all
+// users of the device, whether or not the last one succeeds.
 func TestDefectConnectionIsTriedAgainInSilence(t *testing.T) {
 	l, r := opened(t)
 	want := int64(0)
@@ -452,9 +452,9 @@ func TestDefectConnectionIsTriedAgainInSilence(t *testing.T) {
 	}
 }
 
-// TestDefectLostPacketFailsAConnection: the kernel sends one request for the peer's link address in
-// the second that it waits. If the packet is lost, the step is retried a limited number of times,
-// and the error is that of the device.
+// TestDefectLostPacketFailsAConnection checks lost packets during a connection. The kernel requests
+// the peer's link address once and waits a second. If the packet is lost, the step is retried a
+// limited number of times, and then the error is that of the device.
 func TestDefectLostPacketFailsAConnection(t *testing.T) {
 	for _, lost := range []int{1, 3, 4} {
 		l, r := opened(t)

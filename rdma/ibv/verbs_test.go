@@ -23,7 +23,7 @@ import (
 // patience is the time that a test waits for an expected event.
 var patience = testkit.Patience()
 
-// closing closes an object at the end of the test.
+// closing closes an object when the test ends.
 func closing(tb testing.TB, c interface{ Close() error }) {
 	tb.Helper()
 	tb.Cleanup(func() {
@@ -101,8 +101,8 @@ func newLoopback(tb testing.TB, entries, depth int) *loopback {
 	return l
 }
 
-// gidIndex returns the index of a GID of the first port: one of an IPv4 address, since such a GID
-// is routed, or else the first.
+// gidIndex returns the index of a GID of the first port. It prefers a GID of an IPv4 address,
+// because that is routed.
 func gidIndex(tb testing.TB, d rdma.Device) int {
 	tb.Helper()
 	port, err := d.QueryPort(1)
@@ -118,10 +118,11 @@ func gidIndex(tb testing.TB, d rdma.Device) int {
 	return 0
 }
 
-// devicesEnv is the environment variable with devices that reach each other, separated by commas.
+// devicesEnv names the environment variable with devices that reach each other, separated by
+// commas.
 const devicesEnv = "KVLANE_VERBS_DEVICES"
 
-// soft reports whether the device is one of soft-RoCE, which differs in some points.
+// soft reports whether the device is a soft-RoCE device, which differs in some points.
 func soft(device string) bool { return strings.HasPrefix(device, "rxe") }
 
 func TestConformance(t *testing.T) {
@@ -189,7 +190,8 @@ func TestWriteReachesMemory(t *testing.T) {
 	}
 }
 
-// Soft-RoCE has no dma-bufs: the error must say so, and differ from that of a mistake.
+// Soft-RoCE does not support dma-bufs. The error must report that, and differ from the error of a
+// wrong call.
 func TestDMABufIsRefusedWithTheReason(t *testing.T) {
 	l := newLoopback(t, 1, 1)
 	if !soft(l.dev.Info().Name) {
@@ -219,7 +221,7 @@ func TestDMABufIsRefusedWithTheReason(t *testing.T) {
 	}
 }
 
-// The overflow of a completion queue is an event that can be caused with soft-RoCE.
+// With soft-RoCE the test can cause the event of an overflowed completion queue.
 func TestEventOfAnOverflownQueue(t *testing.T) {
 	l := newLoopback(t, 1, 64)
 	if !soft(l.dev.Info().Name) {

@@ -30,7 +30,7 @@ func region(tb testing.TB, n int64) *mem.Region {
 	return r
 }
 
-// ends are a local and a remote queue, connected, with registered memory on both sides.
+// ends holds two connected queues, with registered memory on both sides.
 type ends struct {
 	use, serve  *Domain
 	here, there *Queue
@@ -67,8 +67,8 @@ func connected(t *testing.T, o Options, n int64) *ends {
 	return e
 }
 
-// TestHostPinnedRegistersDeviceAddress checks that both domains know host-pinned memory by its
-// device address: queues use it whole, and peers reach it near the base at its offset in a page.
+// TestHostPinnedRegistersDeviceAddress checks that both domains register host-pinned memory by its
+// device address. Queues can use all of it, and peers reach it at its offset in a page.
 func TestHostPinnedRegistersDeviceAddress(t *testing.T) {
 	e := connected(t, Options{}, 4096)
 	host := region(t, 1<<14)
@@ -87,7 +87,7 @@ func TestHostPinnedRegistersDeviceAddress(t *testing.T) {
 	must(t, errors.Join(e.use.Unregister(t.Context(), r), e.serve.Unregister(t.Context(), r)))
 }
 
-// do carries out jobs and returns the number of posted requests.
+// do executes jobs and returns the number of posted requests.
 func (e *ends) do(t *testing.T, jobs ...*Job) uint64 {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), testkit.Patience())
@@ -120,9 +120,9 @@ func (e *ends) job(t *testing.T, write bool, local []mem.Extent, remote []Span) 
 	return &Job{Write: write, Lease: h, Local: local, Key: e.key, Remote: remote}
 }
 
-// TestFewRequests checks that adjacent remote bytes are one request with as many local pieces as it
-// can have, that adjacent local bytes are one piece, and that a write has one more request, which
-// reads back.
+// TestFewRequests checks that adjacent remote bytes are merged into one request with as many local
+// pieces as possible, that adjacent local bytes are one piece, and that a write adds one request
+// that reads back.
 func TestFewRequests(t *testing.T) {
 	const n = 4 << 20
 	e := connected(t, Options{Depth: 64, MaxSGE: 4}, n)
@@ -172,8 +172,8 @@ func TestFewRequests(t *testing.T) {
 	}
 }
 
-// TestRefusals checks that a refusal is of the first incomplete job, and that a closed domain
-// permits no use.
+// TestRefusals checks that a refusal belongs to the first incomplete job, and that a closed domain
+// cannot be used.
 func TestRefusals(t *testing.T) {
 	e := connected(t, Options{Depth: 1}, 1<<16)
 	list := []mem.Extent{{Region: e.local, Len: 100}}
@@ -183,7 +183,7 @@ func TestRefusals(t *testing.T) {
 	must(t, e.here.Send(t.Context(), e.job(t, false, list, []Span{{0, 100}})))
 	n, err := e.here.Wait(t.Context())
 	if n != 0 || !errors.Is(err, errdefs.ErrInvalid) {
-		t.Errorf("%d jobs of memory that is registered no more: %v", n, err)
+		t.Errorf("%d jobs of deregistered memory: %v", n, err)
 	}
 	for _, nic := range []int{-1, 1} {
 		if _, err := e.serve.Open(nic); !errors.Is(err, errdefs.ErrInvalid) {

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// FuzzEndpoint checks that an accepted endpoint of a peer fits its fields.
+// FuzzEndpoint checks that the values of an accepted endpoint fit their fields.
 func FuzzEndpoint(f *testing.F) {
 	for _, e := range []Endpoint{{QP: 17, PSN: 1, GID: make([]byte, 16), MTU: 5, Reads: 16}, {QP: 1 << 24, MTU: 6}} {
 		b, err := json.Marshal(e)

@@ -13,7 +13,7 @@ import (
 	"github.com/kvlane/kvlane/rdma/soft"
 )
 
-// slowProvider opens a NIC slowly.
+// slowProvider is a provider whose Open waits until the test allows it.
 type slowProvider struct {
 	rdma.Provider
 	asked, let chan struct{}
@@ -25,8 +25,8 @@ func (p slowProvider) Open(name string) (rdma.Device, error) {
 	return p.Provider.Open(name)
 }
 
-// TestDefectNobodyWaitsForANICToBeOpened checks that no method waits for the provider, since none
-// has a context that could end the wait.
+// TestDefectNobodyWaitsForANICToBeOpened checks that no method waits for the provider, because the
+// methods have no context that could end the wait.
 func TestDefectNobodyWaitsForANICToBeOpened(t *testing.T) {
 	prov, err := soft.New(soft.Options{Mover: soft.CPUMover{}})
 	if err != nil {
@@ -66,8 +66,8 @@ func TestDefectNobodyWaitsForANICToBeOpened(t *testing.T) {
 	}
 }
 
-// TestDefectFailureToUndoPassesForARefusal checks that an error distinguishes why a registration
-// failed from why it was not undone, and that Unregister removes the rest.
+// TestDefectFailureToUndoPassesForARefusal checks that the error contains the cause of a failed
+// registration separately from the cause of a failed undo, and that Unregister removes the rest.
 func TestDefectFailureToUndoPassesForARefusal(t *testing.T) {
 	for _, undone := range []bool{true, false} {
 		plan := fault.New(1)

@@ -13,8 +13,8 @@ import (
 	"github.com/kvlane/kvlane/rdma/soft"
 )
 
-// TestSetsShareDevices checks that sets of Devices open a NIC once, with a domain each, receive its
-// events, and close it with the last of them.
+// TestSetsShareDevices checks that sets of Devices open a NIC once and share it. Each set has its
+// own domain and receives the NIC's events. The last set closes the NIC.
 func TestSetsShareDevices(t *testing.T) {
 	plan := fault.New(1)
 	p, err := soft.New(soft.Options{Mover: rdmatest.NullMover{}, Faults: plan})
@@ -49,14 +49,14 @@ func TestSetsShareDevices(t *testing.T) {
 	}
 	for range 2 {
 		if e := <-received; e != rdma.EventPortErr {
-			t.Errorf("heard of %s", e)
+			t.Errorf("received event %s", e)
 		}
 	}
 	closeOK(t, one)
 	if err := b.Register(all, gpu(t, 0, 1<<20, 4096)); err != nil {
 		t.Errorf("register when another set is closed: %v", err)
 	}
-	// After memory and domain: the device.
+	// The close of the device follows those of the memory and the domain.
 	plan.Add(fault.Nth(soft.OpClose, int(plan.Seen(soft.OpClose))+2).Fail(nil))
 	if err := two.Close(); err == nil || len(plan.Unreported(err)) > 0 {
 		t.Errorf("close: %v", err)
@@ -72,7 +72,7 @@ func TestSetsShareDevices(t *testing.T) {
 	closeOK(t, three)
 }
 
-// TestSetsShareDevicesAtOnce checks that no set gets a NIC that another one is closing.
+// TestSetsShareDevicesAtOnce checks that a set never gets a NIC that another set is closing.
 func TestSetsShareDevicesAtOnce(t *testing.T) {
 	p, err := soft.New(soft.Options{Mover: rdmatest.NullMover{}})
 	if err != nil {

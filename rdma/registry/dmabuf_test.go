@@ -15,7 +15,7 @@ import (
 	"github.com/kvlane/kvlane/rdma/soft"
 )
 
-// exporter returns files that identify their memory at the offset, and otherwise are like dma-bufs.
+// exporter exports files as dma-bufs. Each file contains the identity of its memory at the offset.
 type exporter struct{ err error }
 
 func (x *exporter) ExportDMABuf(e mem.Extent) (int, int64, error) {
@@ -59,7 +59,7 @@ func (p readerPD) RegDMABufMR(e mem.Extent, fd int, off int64, o rdma.MROptions)
 }
 
 // TestDefectNoDMABufRegistration checks that device memory is registered as a dma-buf if possible,
-// else through peer memory, and that the error names the missing parts if neither works.
+// and otherwise through peer memory. If neither works, the error names the missing parts.
 func TestDefectNoDMABufRegistration(t *testing.T) {
 	cannot, broken := errdefs.ErrNotSupported, errors.New("export broke")
 	for name, tt := range map[string]struct {
@@ -87,7 +87,7 @@ func TestDefectNoDMABufRegistration(t *testing.T) {
 					t.Errorf("stats %+v of a failure", s)
 				}
 				if err == nil || !strings.Contains(err.Error(), tt.says) {
-					t.Errorf("error %v does not say %q", err, tt.says)
+					t.Errorf("error %v does not contain %q", err, tt.says)
 				}
 				return
 			}

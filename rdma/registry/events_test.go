@@ -11,7 +11,7 @@ import (
 	"github.com/kvlane/kvlane/rdma/soft"
 )
 
-// TestEveryWatcherHearsOfAnEvent checks that each watcher receives events until it stops.
+// TestEveryWatcherHearsOfAnEvent checks that each watcher receives events until it is stopped.
 func TestEveryWatcherHearsOfAnEvent(t *testing.T) {
 	_, nics := machine(t, soft.Options{}, registry.Options{})
 	dev, ok := nics[0].Device().(*soft.Device)
@@ -32,23 +32,23 @@ func TestEveryWatcherHearsOfAnEvent(t *testing.T) {
 	setPort(false)
 	for i, h := range received {
 		if e := <-h; e != rdma.EventPortErr {
-			t.Errorf("watcher %d heard of %s", i, e)
+			t.Errorf("watcher %d received %s", i, e)
 		}
 	}
 	stops[0]()
 	setPort(true)
 	if e := <-received[1]; e != rdma.EventPortActive {
-		t.Errorf("heard of %s", e)
+		t.Errorf("received event %s", e)
 	}
 	stops[1]()
 	select {
 	case e := <-received[0]:
-		t.Errorf("heard of %s after it had stopped", e)
+		t.Errorf("received %s after it was stopped", e)
 	default:
 	}
 }
 
-// TestEventsThatCannotBeReadAreTold checks that closing the NIC returns the error of reading
+// TestEventsThatCannotBeReadAreTold checks that Close of the NIC returns an error of reading
 // events, once.
 func TestEventsThatCannotBeReadAreTold(t *testing.T) {
 	plan := fault.New(1, fault.Nth(soft.OpWaitEvent, 0).Fail(nil))

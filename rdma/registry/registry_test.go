@@ -20,10 +20,10 @@ import (
 	"github.com/kvlane/kvlane/stream/streamtest"
 )
 
-// all has the default rights of memory in tests.
+// all has the default access rights of memory in tests.
 var all = rdma.MROptions{Access: rdma.AccessLocalWrite | rdma.AccessRemoteWrite | rdma.AccessRemoteRead}
 
-// machine returns NICs in software that move nothing. Closing them must succeed.
+// machine returns software NICs that copy nothing. Closing them must succeed.
 func machine(tb testing.TB, so soft.Options, o registry.Options) (*registry.Set, []*registry.Registry) {
 	tb.Helper()
 	so.Mover = rdmatest.NullMover{}
@@ -57,7 +57,7 @@ func closeOK(tb testing.TB, c interface{ Close() error }) {
 	}
 }
 
-// gpu returns a region at an address that is not dereferenced.
+// gpu returns a region at an address that is never dereferenced.
 func gpu(tb testing.TB, device int, addr, n uint64) *mem.Region {
 	tb.Helper()
 	r, err := mem.NewRegion(mem.RegionSpec{Kind: mem.KindDevice, Device: device, Len: int64(n), Dev: mem.DevAddr(addr)})
@@ -127,7 +127,7 @@ func TestOverlapsAreRefused(t *testing.T) {
 	} {
 		wantErr(t, g.Register(all, r), errdefs.ErrExists)
 	}
-	// Of each other.
+	// The regions overlap each other.
 	wantErr(t, g.Register(all, gpu(t, 0, 0x50000, 0x10), gpu(t, 0, 0x50008, 0x10)), errdefs.ErrExists)
 	wantErr(t, g.Register(all, nil), errdefs.ErrInvalid)
 	if g.Len() != 2 {
@@ -139,7 +139,7 @@ func TestOverlapsAreRefused(t *testing.T) {
 }
 
 // TestDefectDeregistrationInFlight checks that memory stays registered while it has references, and
-// that Acquire no longer returns it.
+// that Acquire no longer returns it after Unregister.
 func TestDefectDeregistrationInFlight(t *testing.T) {
 	set, nics := machine(t, soft.Options{}, registry.Options{})
 	g, r := nics[0], streamtest.Pageable(t, 4096)
@@ -153,7 +153,7 @@ func TestDefectDeregistrationInFlight(t *testing.T) {
 	}
 	wantErr(t, g.Unregister(ended(t), r), errdefs.ErrBusy, context.Canceled)
 	if _, err := g.Acquire(mem.All(r), all.Access); !errors.Is(err, errdefs.ErrNotFound) {
-		t.Errorf("acquired what is to go: %v", err)
+		t.Errorf("acquired memory that is being unregistered: %v", err)
 	}
 	wantErr(t, g.Register(all, r), errdefs.ErrExists) // it is still registered
 	wantErr(t, set.Close(), errdefs.ErrBusy)
@@ -199,8 +199,9 @@ func TestReleaseTooOftenPanics(t *testing.T) {
 	m.Release()
 }
 
-// TestDefectRangeTableReadWithoutLock looks memory up without a lock while the table changes: a
-// reader must find in its table what it found before. The second part is for the race detector.
+// TestDefectRangeTableReadWithoutLock looks up memory without a lock while the table changes. A
+// reader must find the same memory in its table as before. The second part is for the race
+// detector.
 func TestDefectRangeTableReadWithoutLock(t *testing.T) {
 	_, nics := machine(t, soft.Options{}, registry.Options{})
 	g := nics[0]
@@ -208,7 +209,7 @@ func TestDefectRangeTableReadWithoutLock(t *testing.T) {
 	if err := g.Register(all, stays, gpu(t, 0, 0x200000, 0x1000)); err != nil {
 		t.Fatal(err)
 	}
-	for i := range uint64(8) { // there may be space to change it in place
+	for i := range uint64(8) { // the table may have space to be changed in place
 		table := g.Table()
 		was := slices.Clone(table)
 		r := gpu(t, 0, 0x10000*(i+1), 0x1000)
@@ -221,7 +222,7 @@ func TestDefectRangeTableReadWithoutLock(t *testing.T) {
 			t.Fatal(err)
 		}
 		if !slices.Equal(table, was) || !slices.Equal(added, have) {
-			t.Fatal("the table was changed that somebody may be reading")
+			t.Fatal("a table that may have readers was changed")
 		}
 		if err := g.Register(all, gpu(t, 0, 0x20000*(i+100), 0x1000)); err != nil {
 			t.Fatal(err)
@@ -266,7 +267,7 @@ func TestDefectRangeTableReadWithoutLock(t *testing.T) {
 	readers.Wait()
 }
 
-// TestLookupsAllocateNothing checks that lookups do not allocate, since every batch makes them.
+// TestLookupsAllocateNothing checks that lookups do not allocate, because every batch makes them.
 func TestLookupsAllocateNothing(t *testing.T) {
 	_, nics := machine(t, soft.Options{}, registry.Options{})
 	for i := range uint64(200) {
@@ -288,7 +289,7 @@ func TestLookupsAllocateNothing(t *testing.T) {
 }
 
 // TestPartialFailureRollsBack fails each verb in turn while several regions are registered with two
-// NICs: all of them are registered then, or none.
+// NICs. Either all regions are registered afterwards, or none.
 func TestPartialFailureRollsBack(t *testing.T) {
 	for _, op := range []string{soft.OpOpen, soft.OpAllocPD, soft.OpRegMR, soft.OpClose} {
 		t.Run(op, func(t *testing.T) {

@@ -11,8 +11,8 @@ import (
 	"github.com/kvlane/kvlane/stream/streamtest"
 )
 
-// TestRightsAreNoMoreThanAskedFor checks that Acquire does not return memory with too few rights,
-// and of several registrations returns one with minimal rights.
+// TestRightsAreNoMoreThanAskedFor checks that Acquire returns memory only if its rights are
+// sufficient, and prefers the registration with the fewest rights.
 func TestRightsAreNoMoreThanAskedFor(t *testing.T) {
 	_, nics := machine(t, soft.Options{}, registry.Options{})
 	g, r := nics[0], streamtest.Pageable(t, 8192)
@@ -38,12 +38,12 @@ func TestRightsAreNoMoreThanAskedFor(t *testing.T) {
 	wants(0, read)
 	wants(read, read)
 	if _, err := g.Acquire(e, local); err == nil || g.Covers(e, local) {
-		t.Error("memory that may be read is there to be written")
+		t.Error("memory without the write right is returned for writing")
 	} else {
 		wantErr(t, err, errdefs.ErrNotFound)
 	}
 	wantErr(t, g.Register(rdma.MROptions{Access: read}, r), errdefs.ErrExists)
-	// Needs local write.
+	// Remote write requires local write.
 	wantErr(t, g.Register(rdma.MROptions{Access: write}, r), errdefs.ErrInvalid)
 	if err := g.Register(all, r); err != nil {
 		t.Fatal(err)
@@ -59,8 +59,8 @@ func TestRightsAreNoMoreThanAskedFor(t *testing.T) {
 	}
 }
 
-// TestAddressOnTheWire checks that requests use the IOVA of memory, and that it is found by its own
-// address.
+// TestAddressOnTheWire checks that requests use the IOVA of memory, and that memory is found by its
+// own address.
 func TestAddressOnTheWire(t *testing.T) {
 	_, nics := machine(t, soft.Options{}, registry.Options{})
 	r := streamtest.Pageable(t, 8192)

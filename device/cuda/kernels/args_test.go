@@ -13,7 +13,7 @@ import (
 	"github.com/kvlane/kvlane/device"
 )
 
-// source returns all CUDA C.
+// source returns all CUDA C sources.
 func source(t *testing.T) []byte {
 	t.Helper()
 	var all []byte
@@ -33,7 +33,8 @@ func source(t *testing.T) []byte {
 	return all
 }
 
-// fields returns the names of a struct's fields in order, as in the CUDA C but without underscores.
+// fields returns the names of a struct's fields in order, in lower case and without underscores, as
+// in the CUDA C.
 func fields(args any) (names []string) {
 	for _, f := range reflect.VisibleFields(reflect.TypeOf(args)) {
 		names = append(names, strings.ToLower(f.Name))
@@ -41,7 +42,7 @@ func fields(args any) (names []string) {
 	return names
 }
 
-// number returns a struct of the type of args whose words are 1, 2, 3 and so on.
+// number returns a struct of the type of args whose words are 1, 2, 3, and so on.
 func number[T any](args T) T {
 	v := reflect.ValueOf(&args).Elem()
 	for i := range v.NumField() {
@@ -50,8 +51,8 @@ func number[T any](args T) T {
 	return args
 }
 
-// Each kernel's parameters are the fields of its arguments, by name and in order, and a launch has
-// as many arguments as the kernel.
+// The parameters of each kernel have the names and the order of the fields of its arguments, and a
+// launch has as many arguments.
 func TestArgumentsAreTheKernelsParameters(t *testing.T) {
 	src := source(t)
 	list, paged, pattern := number(device.ListArgs{}), number(device.PagedArgs{}), number(device.PatternArgs{})
@@ -91,11 +92,11 @@ func TestArgumentsAreTheKernelsParameters(t *testing.T) {
 	}
 	a := [device.MaxKernelArgs]uint64{1, 2, 3, 4, 5, 6, 7, 8}
 	if device.ListArgsOf(&a) != list || device.PagedArgsOf(&a) != paged || device.PartsArgsOf(&a) != parts || device.PatternArgsOf(&a) != pattern {
-		t.Error("arguments do not come back from a launch as they went in")
+		t.Error("the arguments of a launch differ from the given ones")
 	}
 }
 
-// The sizes and offsets in the CUDA C are those of package device.
+// The sizes and offsets in the CUDA C equal those of package device.
 func TestDescriptorsAreTheKernels(t *testing.T) {
 	src := source(t)
 	for _, want := range []string{

@@ -53,7 +53,7 @@ func TestPTXHasEveryKernel(t *testing.T) {
 	}
 }
 
-// The PTX has nothing that an older driver or GPU would refuse, or that would make the kernels
+// The PTX contains no instruction that an older driver or GPU refuses, or that makes the kernels
 // slow.
 func TestPTXIsPortableAndKeepsDataInRegisters(t *testing.T) {
 	text := string(PTX())
@@ -92,8 +92,8 @@ func xxh3Words(t *testing.T) []uint64 {
 	return words
 }
 
-// leafSum is XXH3-64 of a leaf in the order of xxh3.cuh: the additions of each lane are summed
-// first, and scrambled afterwards.
+// leafSum computes XXH3-64 of a leaf in the order of xxh3.cuh: the additions of each lane are
+// summed first and scrambled afterwards.
 func leafSum(leaf []byte, words []uint64) uint64 {
 	const last, merge, start, scramble = 24, 32, 40, 16
 	var blocks [4][8]uint64

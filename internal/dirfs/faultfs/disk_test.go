@@ -15,7 +15,7 @@ import (
 	"github.com/kvlane/kvlane/internal/dirfs/faultfs"
 )
 
-// rig is a process on a disk, in a test that ends at the first error.
+// rig is a process on a disk. The test ends at the first error.
 type rig struct {
 	*testing.T
 	dirfs.Dir
@@ -57,7 +57,7 @@ func (r *rig) write(name, text string) {
 	r.must(errors.Join(err, f.Close()))
 }
 
-// sync syncs files, and directories where the name ends in a slash.
+// sync syncs files. A name that ends in a slash is a directory.
 func (r *rig) sync(names ...string) {
 	r.Helper()
 	for _, name := range names {
@@ -71,7 +71,7 @@ func (r *rig) sync(names ...string) {
 	}
 }
 
-// tree describes what is on the disk: "dir/ dir/f=contents".
+// tree describes the content of the disk, for example "dir/ dir/f=contents".
 func (r *rig) tree() string {
 	r.Helper()
 	var all []string
@@ -102,7 +102,8 @@ func (r *rig) tree() string {
 	return strings.Join(all, " ")
 }
 
-// after returns what is on a disk after script and a power failure, and checks that all of that is durable.
+// after returns the content of a disk after script and a power failure, and checks that all of it
+// is durable.
 func after(t *testing.T, script func(r *rig), s faultfs.Survival) string {
 	t.Helper()
 	disk := faultfs.NewDisk(nil)
@@ -116,7 +117,7 @@ func after(t *testing.T, script func(r *rig), s faultfs.Survival) string {
 	return found
 }
 
-// outcomes returns what is on the disk after script and power failures of many seeds, and how often.
+// outcomes runs script and a power failure with many seeds, and counts the contents of the disk.
 func outcomes(t *testing.T, script func(r *rig)) map[string]int {
 	t.Helper()
 	found := make(map[string]int)
@@ -129,7 +130,7 @@ func outcomes(t *testing.T, script func(r *rig)) map[string]int {
 func TestPowerFailure(t *testing.T) {
 	for name, c := range map[string]struct {
 		script func(r *rig)
-		want   []string // all that may be found: first where nothing unsynced survives, last where all does
+		want   []string // all possible contents: the first without unsynced data, the last with all of it
 	}{
 		"nothing is synced": {
 			func(r *rig) { r.write("f", "x") },
@@ -197,7 +198,7 @@ func TestPowerFailure(t *testing.T) {
 		},
 		"rename over a file": {
 			func(r *rig) { r.replace(); r.must(r.Rename("new", "f", true)) },
-			[]string{"f=a new=b", "f=a", "f=b new=b", "f=b"}, // never without an f
+			[]string{"f=a new=b", "f=a", "f=b new=b", "f=b"}, // f always exists
 		},
 		"rename over a file, synced": {
 			func(r *rig) { r.replace(); r.must(r.Rename("new", "f", true)); r.sync("./") },
@@ -237,7 +238,7 @@ func TestPowerFailure(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			want, last := slices.Clone(c.want), len(c.want)-1
 			if got := after(t, c.script, faultfs.KeepSynced()); got != want[0] {
-				t.Errorf("with what is synced: %q, want %q", got, want[0])
+				t.Errorf("with synced data: %q, want %q", got, want[0])
 			}
 			if got := after(t, c.script, faultfs.KeepAll()); got != want[last] {
 				t.Errorf("with everything: %q, want %q", got, want[last])
@@ -250,7 +251,7 @@ func TestPowerFailure(t *testing.T) {
 	}
 }
 
-// replace makes f=a and new=b, both durable.
+// replace creates f=a and new=b, both durable.
 func (r *rig) replace() {
 	r.Helper()
 	r.write("f", "a")
@@ -268,7 +269,8 @@ func (r *rig) elsewhere() {
 	r.must(r.Rename("a/f", "b/f", true))
 }
 
-// Each sector of a file is one of those that it was since the last sync, and so is its length or lies in between.
+// After a power failure each sector of a file has one of its contents since the last sync. Its
+// length is one of the lengths since then, or between them.
 func TestPowerFailureTearsFiles(t *testing.T) {
 	const sector, before, later = 512, 20, 60
 	letters, lengths := make(map[byte]int), make(map[string]int)
@@ -299,7 +301,7 @@ func TestPowerFailureTearsFiles(t *testing.T) {
 			if at >= before*sector && part[0] != 0 && part[0] != 'c' {
 				t.Fatalf("the sector at %d was never %q", at, part[:1])
 			}
-			if at%4096 != 0 && part[0] != b[at-1] && part[0] != 0 && b[at-1] != 0 { // not where the old file ended
+			if at%4096 != 0 && part[0] != b[at-1] && part[0] != 0 && b[at-1] != 0 { // except at the old end of the file
 				torn++
 			}
 			letters[part[0]]++
@@ -314,7 +316,7 @@ func TestPowerFailureTearsFiles(t *testing.T) {
 	}
 }
 
-// A file that a rename left two names is there until it has lost both.
+// A file that has two names after an interrupted rename exists until both are removed.
 func TestPowerFailureLeavesTwoNames(t *testing.T) {
 	for seed := range uint64(100) {
 		disk := faultfs.NewDisk(nil)
@@ -324,7 +326,7 @@ func TestPowerFailureLeavesTwoNames(t *testing.T) {
 		if r.tree() != "a/ a/f=x b/ b/f=x" {
 			continue
 		}
-		r.must(r.Rename("a/f", "b/f", true)) // does nothing, says POSIX
+		r.must(r.Rename("a/f", "b/f", true)) // no effect according to POSIX
 		r.must(r.Remove("a/f"))
 		if got := r.tree(); got != "a/ b/ b/f=x" || disk.Used() != 1 {
 			t.Errorf("after one was removed: %q, %d bytes used", got, disk.Used())
@@ -338,7 +340,7 @@ func TestPowerFailureLeavesTwoNames(t *testing.T) {
 	t.Error("no seed left two names")
 }
 
-// What is synced is never torn, whatever else happened on the disk.
+// Synced data is never torn, whatever other operations are interrupted.
 func TestPowerFailureLeavesWhatIsSynced(t *testing.T) {
 	text := strings.Repeat("synced", 3000)
 	for got := range outcomes(t, func(r *rig) {

@@ -14,7 +14,7 @@ import (
 
 func TestMain(m *testing.M) { testkit.Main(m) }
 
-// Every operation is counted under its name and fails when the plan says so.
+// Every operation is counted under its name, and fails as the plan demands.
 func TestEveryOperationFails(t *testing.T) {
 	plan := fault.New(1)
 	faulty := faultfs.New(dirfs.OS(), plan, nil)

@@ -25,7 +25,7 @@ func (r *rig) modified(name string) time.Time {
 	return i.Modified
 }
 
-// all runs every operation, and returns its error by its name.
+// all runs every operation and returns the errors by name.
 func (r *rig) all(f dirfs.File) map[string]error {
 	errs := make(map[string]error)
 	_, errs["opendir"] = r.process.OpenDir("/")
@@ -44,7 +44,8 @@ func (r *rig) all(f dirfs.File) map[string]error {
 	return errs
 }
 
-// A killed process does nothing more and holds nothing, and what it has written is there, though not durable.
+// All operations of a killed process fail, and its locks are released. Its writes are visible, but
+// not durable.
 func TestKill(t *testing.T) {
 	disk := faultfs.NewDisk(nil)
 	killed, other := newRig(t, disk), newRig(t, disk)
@@ -129,14 +130,14 @@ func TestDiskFull(t *testing.T) {
 		t.Errorf("the file: %+v, %v", i, err)
 	}
 	if n, err := b.WriteAt(make([]byte, 40), 0); n != 40 || err != nil {
-		t.Errorf("write what needs no room: %d, %v", n, err)
+		t.Errorf("write without using more space: %d, %v", n, err)
 	}
 	r.must(r.Mkdir("d"))
 	used(100)
 	a, err := r.Open("a", os.O_RDONLY)
 	r.must(err)
 	r.must(r.Remove("a"))
-	used(100) // it is open
+	used(100) // e is still open
 	r.must(a.Close())
 	used(40)
 	r.must(r.Rename("b", "c", true))
@@ -145,7 +146,7 @@ func TestDiskFull(t *testing.T) {
 	r.write("c", strings.Repeat("c", 100))
 	r.write("e", "")
 	r.must(r.Rename("e", "c", true))
-	used(100) // b is open
+	used(100) // b is still open
 	disk.SetLimit(101)
 	if n, err := r.open("c", os.O_RDWR).WriteAt([]byte("xx"), 0); n != 1 || !errors.Is(err, unix.ENOSPC) {
 		t.Errorf("write when the limit was moved: %d, %v", n, err)
@@ -158,7 +159,7 @@ func TestDiskFull(t *testing.T) {
 	used(1060)
 }
 
-// What opens a file and is killed gives the room of the file back that has no name.
+// Killing a process that has an unnamed file open frees the file's space.
 func TestKillFreesSpace(t *testing.T) {
 	disk := faultfs.NewDisk(nil)
 	r := newRig(t, disk)
@@ -170,7 +171,7 @@ func TestKillFreesSpace(t *testing.T) {
 	}
 	r.process.Kill()
 	if disk.Used() != 0 {
-		t.Errorf("%d bytes are used by a file that nobody can reach", disk.Used())
+		t.Errorf("%d bytes are used by an unreachable file", disk.Used())
 	}
 }
 
@@ -196,7 +197,8 @@ func TestDiskUsesItsClock(t *testing.T) {
 	}
 }
 
-// A plan's faults come before the disk: a crash in the midst of a write leaves half of it to the power failure.
+// Faults of a plan happen above the disk. A crash during a write leaves half of the write, which
+// may be lost in a power failure.
 func TestPlanOverDisk(t *testing.T) {
 	disk := faultfs.NewDisk(nil)
 	plan := fault.New(1, fault.Nth("write", 1).Partial(nil), fault.Nth("sync", 1).Crash())
@@ -226,7 +228,8 @@ func TestPlanOverDisk(t *testing.T) {
 	}
 }
 
-// Processes come, work and die, and the power fails, all at the same time: nothing races, and the disk is whole.
+// Processes start, work and die concurrently while the power fails. There must be no data race, and
+// the disk stays consistent.
 func TestDiskIsSafeForConcurrentUse(t *testing.T) {
 	disk := faultfs.NewDisk(nil)
 	disk.SetLimit(10_000)
@@ -251,7 +254,7 @@ func TestDiskIsSafeForConcurrentUse(t *testing.T) {
 	if err := work(r.process, 9); err != nil {
 		t.Errorf("afterwards: %v", err)
 	}
-	files := make(map[uint64]int64) // a file may have two names, of a rename that was cut short
+	files := make(map[uint64]int64) // a file may have two names after an interrupted rename
 	names, err := r.ReadDir(".")
 	r.must(err)
 	for _, name := range names {

@@ -15,8 +15,9 @@ import (
 	"github.com/kvlane/kvlane/internal/testkit"
 )
 
-// TestLayout holds the structure against cublasLt.h: cublasLtMatmulHeuristicResult_t is {cublasLtMatmulAlgo_t algo, of
-// uint64_t data[8]; size_t workspaceSize; cublasStatus_t state; float wavesCount; int reserved[4];}.
+// TestLayout compares the Go structure with cublasLt.h: cublasLtMatmulHeuristicResult_t is
+// {cublasLtMatmulAlgo_t algo, of uint64_t data[8]; size_t workspaceSize; cublasStatus_t state;
+// float wavesCount; int reserved[4];}.
 func TestLayout(t *testing.T) {
 	var h heuristic
 	for name, c := range map[string][2]uintptr{
@@ -80,8 +81,8 @@ func TestMissingFunctionsAreNamed(t *testing.T) {
 	}
 }
 
-// fake is a cublasLt of one product that checks what it is called with, as the header declares it, and fails call number
-// fail_at, counted by set_fail.
+// fake is a C library with the functions for one product. It checks its arguments against the
+// header, and fails the call whose number is in FAKE_FAIL.
 const fake = `
 #include <stdint.h>
 #include <stddef.h>
@@ -121,7 +122,7 @@ int cublasLtMatmul(void *h, void *op, const float *alpha, void *a, void *la, voi
 	return algo->data[0] == 7 && algo->data[7] == 8 ? step() : 7; }
 `
 
-// product makes one product by the fake.
+// product computes one product with the fake.
 func product(l *Library) (err error) {
 	h, err := l.Open()
 	if err != nil {

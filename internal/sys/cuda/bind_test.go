@@ -25,7 +25,7 @@ func TestLoadWithoutDriver(t *testing.T) {
 	}
 }
 
-// The C library is a library, but no driver.
+// The C library can be loaded, but is not a driver.
 func TestLoadNamesEveryMissingSymbol(t *testing.T) {
 	_, err := load("libc.so.6")
 	if !errors.Is(err, errdefs.ErrNotSupported) {
@@ -38,8 +38,8 @@ func TestLoadNamesEveryMissingSymbol(t *testing.T) {
 	}
 }
 
-// recorder is a libcuda in C, each function of which notes its name and arguments, writes 0x1122334455667788 to the
-// argument that out tells, and answers with answer.
+// recorder is a libcuda in C. Each function records its name and arguments, writes
+// 0x1122334455667788 to the argument selected by out, and returns answer.
 const recorder = `
 #include <stdint.h>
 #include <stdio.h>
@@ -61,8 +61,8 @@ void recorder_set(int64_t o, u a) { out = o; answer = a; }
 int cuGetProcAddress_v2(const char *name, void **fn, int version, u flags, int *status);
 `
 
-// recorderLibrary compiles the recorder with the functions that this package looks up. The names come from a library
-// that has none: the errors say them.
+// recorderLibrary compiles the recorder with all functions that this package looks up. Their names
+// come from the errors of a library that has none of them.
 func recorderLibrary(t *testing.T) string {
 	t.Helper()
 	cc, err := exec.LookPath("cc")
@@ -107,8 +107,8 @@ int cuGetProcAddress_v2(const char *name, void **fn, int version, u flags, int *
 	return lib
 }
 
-// What reaches the driver for each call: the function and its arguments in order. "out" is the pointer through which it
-// answers, "*" a pointer to something of ours.
+// The expected name and arguments of each driver call, in order. "out" is the pointer for the
+// result, "*" another pointer.
 func TestCallsReachTheDriver(t *testing.T) {
 	name := recorderLibrary(t)
 	a, err := load(name)
@@ -140,7 +140,7 @@ func TestCallsReachTheDriver(t *testing.T) {
 	const answered = 0x1122334455667788
 	value := func(v uint64, r Result) Result {
 		if v != answered && v != answered&0xffffffff {
-			t.Errorf("answered value came as %#x", v)
+			t.Errorf("the returned value is %#x", v)
 		}
 		return r
 	}
@@ -250,7 +250,7 @@ func TestCallsReachTheDriver(t *testing.T) {
 		{"export_12000 out 5 6 1 0", 0, func() Result { fd, r := a.MemExportDMABuf(5, 6); return value(uint64(uint32(fd)), r) }},
 		{"flush_12000 0 c8", -1, func() Result { return a.FlushGPUDirectRDMAWrites(RDMAScopeAllDevices) }},
 	} {
-		set(c.out, 0xffff_0000_0000_02bc) // an int of 700 in a register whose upper half holds anything
+		set(c.out, 0xffff_0000_0000_02bc) // an int of 700 in a register whose upper half is undefined
 		if r := c.call(); r != ErrorIllegalAddress {
 			t.Errorf("%s: answered %v, want 700", c.want, r)
 		}
@@ -263,7 +263,7 @@ func TestCallsReachTheDriver(t *testing.T) {
 		}
 	}
 	if name := a.ErrorName(5); name != "" {
-		t.Errorf("the driver knows no name, and it is %q", name)
+		t.Errorf("the driver has no name for it, and it is %q", name)
 	}
 }
 

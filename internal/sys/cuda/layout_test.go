@@ -233,7 +233,8 @@ func TestSignaturesAreThoseOfTheHeader(t *testing.T) {
 		"cuFlushGPUDirectRDMAWrites":        "CUresult (*f)(CUflushGPUDirectRDMAWritesTarget, CUflushGPUDirectRDMAWritesScope)",
 	}))
 	c.WriteString("#if CUDA_VERSION >= 12040\nCUresult (*load)(CUfunction) = cuFuncLoad;\n#endif\n")
-	// The signature of 12.8 is what cuGetProcAddress is asked for; newer headers declare a later one under the name.
+	// cuGetProcAddress is called with the signature of 12.8. Newer headers declare a later one
+	// under the same name.
 	c.WriteString("#if CUDA_VERSION >= 12080 && CUDA_VERSION < 13000\n" +
 		"CUresult (*batch)(CUdeviceptr *, CUdeviceptr *, size_t *, size_t, CUmemcpyAttributes *, size_t *, size_t, size_t *, CUstream)" +
 		" = cuMemcpyBatchAsync;\n#endif\n")

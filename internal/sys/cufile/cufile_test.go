@@ -75,7 +75,7 @@ func (f *fake) wantCalls(t *testing.T, want ...string) {
 	}
 }
 
-// page returns memory that is not Go's.
+// page returns memory outside the Go heap.
 func page(t *testing.T) []byte {
 	t.Helper()
 	b, err := unix.Mmap(-1, 0, 4096, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
@@ -120,14 +120,14 @@ func TestLoadNamesEveryMissingSymbol(t *testing.T) {
 		}
 	}
 	if strings.Contains(err.Error(), "Async") {
-		t.Errorf("what is optional is missed: %v", err)
+		t.Errorf("an optional symbol is reported as missing: %v", err)
 	}
 }
 
 func TestOlderLibraryLacksOnlyWhatIsYounger(t *testing.T) {
 	f := newFake(t, "-DOLD")
 	if f.ReadAsync != nil || f.WriteAsync != nil || f.GetVersion != nil || f.GetParameterBool != nil {
-		t.Error("a function is there whose symbol is not")
+		t.Error("a function is set although its symbol is missing")
 	}
 	b, fd := page(t), temp(t, "bytes")
 	h, r := f.HandleRegister(fd)
@@ -165,7 +165,7 @@ func TestTransfersMoveBytes(t *testing.T) {
 	f.wantCalls(t, "HandleRegister", "Read", "Write", "Write", "HandleDeregister", "Read")
 }
 
-// The words are read when the transfer's turn has come.
+// A transfer reads its words when it is executed.
 func TestWordsAreReadAtExecution(t *testing.T) {
 	f := newFake(t)
 	b, w, fd := page(t), page(t), temp(t, "0123456789")
@@ -310,7 +310,7 @@ func TestFailedCloseIsRemembered(t *testing.T) {
 	}
 }
 
-// The library itself, where the loader finds it: without a GPU it says so, and in its log.
+// The real library, if the loader finds it, reports a missing GPU, also in its log.
 func TestLibraryAnswers(t *testing.T) {
 	a, err := Load()
 	if err != nil {

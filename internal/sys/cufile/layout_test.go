@@ -50,7 +50,8 @@ func TestLayoutsAreThoseOfTheHeader(t *testing.T) {
 	header.Compile(t, header.Layouts(layouts()))
 }
 
-// Where there is no header, a change of a structure by mistake is found by the sum of what the header said.
+// If there is no header, the checksum of the header's layouts detects an accidental change of a
+// structure.
 func TestLayoutsAreThoseOfCuFile114(t *testing.T) {
 	headertest.Sum(t, layouts(), "9c47bbd7")
 }
@@ -74,13 +75,14 @@ func TestConstantsAreThoseOfTheHeader(t *testing.T) {
 	header.Compile(t, headertest.Constants(all))
 }
 
-// What older headers do not have.
+// Constants that older headers do not contain.
 func TestYoungerConstantsAreThoseOfTheHeader(t *testing.T) {
 	header.Compile(t, fmt.Sprintf("#ifdef CU_FILE_NVME_P2P_SUPPORTED\n#error it is an enumerator\n#endif\n"+
 		"_Static_assert(CU_FILE_NVME_P2P_SUPPORTED == %d, \"\");\n_Static_assert(CUFILE_PARAM_FORCE_COMPAT_MODE == %d, \"\");\n", StatusNVMeP2P, ParamForceCompat))
 }
 
-// The parameters and results that are bound, for each symbol that is looked up. An incompatible prototype does not compile.
+// The parameters and results of each bound symbol. The C compiler rejects an incompatible
+// prototype.
 func TestSignaturesAreThoseOfTheHeader(t *testing.T) {
 	header.Compile(t, headertest.Signatures(map[string]string{
 		"cuFileDriverOpen":          "CUfileError_t (*f)(void)",

@@ -28,7 +28,8 @@ func TestOpenMissingKeepsTheLoadersReason(t *testing.T) {
 	}
 }
 
-// What is missing is said in a few words; why a library that is there cannot be used is the loader's to say.
+// The brief text of a missing library is short. If a library exists but cannot be used, it contains
+// the loader's reason.
 func TestBrief(t *testing.T) {
 	gone := errors.New("liba.so: cannot open shared object file: No such file or directory")
 	needs := errors.New("libneeded.so: cannot open shared object file: No such file or directory")
@@ -92,11 +93,11 @@ func TestOpenTakesTheFirstThatIsThere(t *testing.T) {
 		t.Errorf("symbol of a closed library: %v, want ErrClosed", err)
 	}
 	if after := leak.Live()["handles"]; after != before {
-		t.Errorf("live handles went from %d to %d", before, after)
+		t.Errorf("live handles changed from %d to %d", before, after)
 	}
 }
 
-// Bind sets functions that the library has, and reports the others.
+// Bind sets the functions that the library has, and reports the missing ones.
 func TestBind(t *testing.T) {
 	lib, err := Open("libc.so.6")
 	if err != nil {

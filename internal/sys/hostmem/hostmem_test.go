@@ -19,7 +19,7 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// The kernel is asked for large pages, where it has any.
+// AllocLarge requests large pages if the kernel supports them.
 func TestAllocLarge(t *testing.T) {
 	if _, err := os.Stat("/sys/kernel/mm/transparent_hugepage"); err != nil {
 		testkit.Skip(t, "huge-pages", err.Error())
@@ -52,7 +52,7 @@ func TestAllocIsZeroedAlignedAndCounted(t *testing.T) {
 			t.Fatal(err)
 		}
 		if int64(len(b)) != n {
-			t.Errorf("%d bytes for %d asked", len(b), n)
+			t.Errorf("%d bytes for %d requested", len(b), n)
 		}
 		if a := hostmem.Addr(b); a == 0 || uint64(a)%uint64(os.Getpagesize()) != 0 {
 			t.Errorf("address %#x is not page aligned", a)
@@ -129,14 +129,14 @@ func TestRegion(t *testing.T) {
 	}
 	r.Bytes()[7] = 42
 	if b[7] != 42 {
-		t.Error("the region's view is of other memory")
+		t.Error("the region refers to other memory")
 	}
 	if _, err := hostmem.Region(nil); !errors.Is(err, errdefs.ErrInvalid) {
 		t.Errorf("region over nothing: %v", err)
 	}
 }
 
-// The kernel keeps the preferred node of a mapping.
+// The kernel stores the preferred node of a mapping.
 func TestPrefer(t *testing.T) {
 	b, err := hostmem.Alloc(8 << 12)
 	if err != nil {
@@ -240,7 +240,7 @@ func TestViewIsTheMemory(t *testing.T) {
 	v := hostmem.View(hostmem.Addr(b)+5, 100)
 	v[3] = 9
 	if len(v) != 100 || b[8] != 9 {
-		t.Errorf("%d bytes, of other memory", len(v))
+		t.Errorf("%d bytes of the wrong memory", len(v))
 	}
 	gone := hostmem.View(hostmem.Addr(b), len(b))
 	if err := hostmem.Free(b); err != nil {

@@ -25,7 +25,7 @@ func TestLoadWithoutLibrary(t *testing.T) {
 	}
 }
 
-// The C library is a library, but not this one.
+// The C library can be loaded, but is not libibverbs.
 func TestLoadNamesEveryMissingSymbol(t *testing.T) {
 	_, err := load("libc.so.6")
 	if !errors.Is(err, errdefs.ErrNotSupported) {
@@ -37,11 +37,12 @@ func TestLoadNamesEveryMissingSymbol(t *testing.T) {
 		}
 	}
 	if strings.Contains(err.Error(), "ibv_reg_dmabuf_mr") {
-		t.Errorf("what is optional is missed: %v", err)
+		t.Errorf("an optional symbol is reported as missing: %v", err)
 	}
 }
 
-// By its name alone a symbol must be the one of the header, not that for programs of 2006.
+// Looked up by name alone, a symbol must be the one of the header, and not an old version for
+// programs of 2006.
 func TestSymbolsAreOfTheDefaultVersion(t *testing.T) {
 	lib, err := dl.Open(library)
 	if err != nil {
@@ -78,8 +79,9 @@ func TestSymbolsAreOfTheDefaultVersion(t *testing.T) {
 	}
 }
 
-// recorder is a libibverbs in C, each function of which notes its name and arguments and answers with answer, after it
-// has set errno. Objects are arrays of words, the first of which points at a context with the data path's functions.
+// recorder is a libibverbs in C. Each function records its name and arguments, sets errno and
+// returns answer. Objects are arrays of words. The first word points to a context with the
+// functions of the data path.
 const recorder = `
 #include <errno.h>
 #include <stdint.h>
@@ -132,7 +134,7 @@ void recorder_set(u a, int e, u r) { answer = a; error = e; refuse = r; }
 void recorder_stop(void) { stopped = 1; }
 `
 
-// fake is the recorder, loaded.
+// fake is the loaded recorder.
 type fake struct {
 	*API
 	last          func() string
@@ -148,7 +150,7 @@ func loadFake(tb testing.TB) *fake {
 	if err != nil {
 		testkit.Skip(tb, "cc", err.Error())
 	}
-	// The names come from a library that has none: the error says them.
+	// The names come from the error of a library that has none of them.
 	_, err = load("libc.so.6")
 	var c strings.Builder
 	c.WriteString(recorder)
@@ -186,8 +188,8 @@ func loadFake(tb testing.TB) *fake {
 	return f
 }
 
-// What reaches the library for each call: the function and its arguments in order, "*" for a pointer. Arguments that a
-// function does not have are left out of the comparison.
+// The expected name and arguments of each library call, in order; "*" is a pointer. Arguments that
+// a function does not have are ignored.
 func TestCallsReachTheLibrary(t *testing.T) {
 	f := loadFake(t)
 	object := f.object()
@@ -271,7 +273,7 @@ func TestMembersAreRead(t *testing.T) {
 	}
 }
 
-// Every way in which a function says that it failed.
+// Every way in which a function reports a failure.
 func TestErrno(t *testing.T) {
 	f := loadFake(t)
 	object := CQ(f.object())

@@ -32,7 +32,8 @@ func newSendChain(tb testing.TB, depth, sges, inline int) *SendChain {
 	return c
 }
 
-// The library sees requests in order, each with its own entries, and nothing of the chain's former use.
+// The library gets the requests in order, each with its own entries and nothing from the previous
+// use of the chain.
 func TestChainIsLinked(t *testing.T) {
 	f := loadFake(t)
 	c := newSendChain(t, 3, 2, 8)
@@ -88,7 +89,7 @@ func TestRefusedRequestIsFound(t *testing.T) {
 				t.Errorf("%s: posted %d, errno %d; want %d, ENOMEM", name, n, errno, refuse)
 			}
 		}
-		// Some fail without saying which request it was.
+		// Some libraries fail without reporting the failed request.
 		f.set(uint64(syscall.EINVAL), 0, 9)
 		if n, errno := post(); n != 0 || errno != syscall.EINVAL {
 			t.Errorf("%s: posted %d, errno %d; want none, EINVAL", name, n, errno)
@@ -128,7 +129,7 @@ func TestChainOfNothing(t *testing.T) {
 
 func TestDataPathAllocatesNothing(t *testing.T) {
 	if testkit.Race {
-		t.Skip("the race detector drops what is pooled")
+		t.Skip("the race detector drops pooled objects")
 	}
 	f := loadFake(t)
 	object := f.object()
@@ -154,7 +155,7 @@ func TestDataPathAllocatesNothing(t *testing.T) {
 	}
 }
 
-// What one call into the library costs when it does nothing.
+// BenchmarkCall measures a call into the library that does nothing.
 func BenchmarkCall(b *testing.B) {
 	f := loadFake(b)
 	object := CQ(f.object())
@@ -170,7 +171,7 @@ func BenchmarkCall(b *testing.B) {
 	}
 }
 
-// What a work request costs when it goes down with 63 others: filling the chain and one call.
+// BenchmarkChain measures a work request in a chain of 64: filling the chain and one call.
 func BenchmarkChain(b *testing.B) {
 	const depth = 64
 	f := loadFake(b)

@@ -163,7 +163,8 @@ func TestLayoutsAreThoseOfTheHeader(t *testing.T) {
 	header.Compile(t, header.Layouts(layouts()))
 }
 
-// Where there is no header, a change of a structure by mistake is found by the sum of what the header said.
+// If there is no header, the checksum of the header's layouts detects an accidental change of a
+// structure.
 func TestLayoutsAreThoseOfRDMACore44(t *testing.T) {
 	headertest.Sum(t, layouts(), "2faa0874")
 }
@@ -190,8 +191,9 @@ func TestConstantsAreThoseOfTheHeader(t *testing.T) {
 	}))
 }
 
-// The parameters and results that are bound, for each symbol that is looked up and for each function of the data path. An
-// incompatible prototype does not compile. The parentheses are around names that the header also defines as macros.
+// The parameters and results of each bound symbol and of each function of the data path. The C
+// compiler rejects an incompatible prototype. Parentheses surround names that the header also
+// defines as macros.
 func TestSignaturesAreThoseOfTheHeader(t *testing.T) {
 	header.Compile(t, headertest.Signatures(map[string]string{
 		"(ibv_get_device_list)":                        "struct ibv_device **(*f)(int *)",

@@ -11,8 +11,8 @@ import (
 
 func TestMain(m *testing.M) { testkit.Main(m) }
 
-// Most naps end when they should: a process that sleeps a millisecond for a short nap makes every wait late by as much.
-// The machine may be busy: then it is tried again.
+// Most naps must not be much too long: if a process sleeps a millisecond instead, every wait is
+// that late. On a busy machine the test tries again.
 func TestNapIsShort(t *testing.T) {
 	const asked = 20 * time.Microsecond
 	var took []time.Duration
@@ -22,16 +22,16 @@ func TestNapIsShort(t *testing.T) {
 			break
 		}
 		if time.Now().After(end) {
-			t.Fatalf("three quarters of naps of %v took more than %v", asked, took[len(took)/4])
+			t.Fatalf("three quarters of naps of %v lasted longer than %v", asked, took[len(took)/4])
 		}
 	}
 	if median := took[len(took)/2]; median < asked {
-		t.Errorf("half of the naps of %v took less than %v", asked, median)
+		t.Errorf("half of the naps of %v were shorter than %v", asked, median)
 	}
 	t.Logf("naps of %v: shortest %v, median %v", asked, took[0], took[len(took)/2])
 }
 
-// naps returns how long a hundred took, sorted.
+// naps returns the sorted durations of a hundred naps.
 func naps(asked time.Duration) (took []time.Duration) {
 	for range 100 {
 		start := time.Now()

@@ -12,15 +12,17 @@ import (
 	"github.com/kvlane/kvlane/internal/testkit"
 )
 
-// The library opens pipes of its own when it is first initialized and keeps them; they are no leak of the tests.
+// The library opens pipes when it is first initialized and keeps them. They are not leaks of the
+// tests.
 func TestMain(m *testing.M) {
 	if l, err := Load(); err == nil {
-		_ = l.Close() // TestLoad tells
+		_ = l.Close() // TestLoad reports errors
 	}
 	testkit.Main(m)
 }
 
-// library returns one whose functions are of Go: two GPUs of which the first reads the second, with the given answers.
+// library returns a fake library in Go with two GPUs, of which the first can read memory of the
+// second.
 func library(status func(caps int32) (int32, result)) *Library {
 	return &Library{
 		shutdown:    func() result { return success },
@@ -81,7 +83,7 @@ func TestNVLinks(t *testing.T) {
 	l := library(nil)
 	l.linkState = func(_ handle, link uint32, active *uint32) result {
 		if link == 3 {
-			return errInvalidArgument // a GPU of three links
+			return errInvalidArgument // a GPU with three links
 		}
 		*active = 1 - link%2
 		return success
@@ -95,7 +97,7 @@ func TestNVLinks(t *testing.T) {
 	}
 	ends, err := l.NVLinks("0000:01:00.0")
 	if err != nil || !slices.Equal(ends, []string{"0001:ab:1f.0", ""}) {
-		t.Errorf("links to %q, %v; want the first, to that address, and the third, to where nobody tells", ends, err)
+		t.Errorf("links to %q, %v; want the first link with its address, and the third without", ends, err)
 	}
 	l.linkState = func(handle, uint32, *uint32) result { return errNotSupported }
 	if ends, err := l.NVLinks("0000:01:00.0"); len(ends) != 0 || !errors.Is(err, errdefs.ErrNotSupported) {
@@ -125,7 +127,7 @@ func TestNVLinkBytes(t *testing.T) {
 	}
 	refused = errNotSupported
 	if _, _, err := l.NVLinkBytes("0000:01:00.0"); !errors.Is(err, errdefs.ErrNotSupported) {
-		t.Errorf("a counter that there is not: %v", err)
+		t.Errorf("a missing counter: %v", err)
 	}
 	l.fieldValues = func(handle, int32, *fieldValue) result { return errNotSupported }
 	if _, _, err := l.NVLinkBytes("0000:01:00.0"); !errors.Is(err, errdefs.ErrNotSupported) {

@@ -13,7 +13,7 @@ import (
 	"github.com/kvlane/kvlane/internal/sys/uring"
 )
 
-// A sandbox or a kernel that has no ring to give says so for good; want of something does not.
+// If a sandbox or kernel does not provide rings, the error is definite. A lack of resources is not.
 func TestProbeReturnsTheReason(t *testing.T) {
 	for errno, want := range map[syscall.Errno]string{
 		syscall.ENOSYS: "has no io_uring", syscall.EPERM: "forbids io_uring", syscall.EACCES: "forbids io_uring", syscall.EMFILE: "", syscall.ENOMEM: "",
@@ -30,12 +30,13 @@ func TestProbeReturnsTheReason(t *testing.T) {
 	}
 }
 
-// A kernel without an opcode, or without the question for it, is too old; a sandbox may also forbid the question alone.
+// A kernel that lacks an opcode, or the call that reports opcodes, is too old. A sandbox may also
+// forbid just that call.
 func TestProbeAsksForOpcodes(t *testing.T) {
 	open(t, uring.Options{})
 	a := uring.System()
 	a.Register = func(_ int, _ uint32, arg unsafe.Pointer, _ uint32) syscall.Errno {
-		// struct io_uring_probe with the first five opcodes, those of Linux 5.1.
+		// struct io_uring_probe with the five opcodes of Linux 5.1.
 		b := unsafe.Slice((*byte)(arg), 16+8*5)
 		b[1] = 5
 		for i := range 5 {
@@ -54,7 +55,7 @@ func TestProbeAsksForOpcodes(t *testing.T) {
 	}
 }
 
-// A ring was refused for want of opcodes that nobody uses.
+// A ring was refused because of missing opcodes that kvlane does not use.
 func TestDefectRingNeedsWhatNobodyUses(t *testing.T) {
 	open(t, uring.Options{})
 	a := uring.System()
@@ -71,7 +72,7 @@ func TestDefectRingNeedsWhatNobodyUses(t *testing.T) {
 	}
 }
 
-// What the limit of locked memory forbids, requests do without.
+// If the limit of locked memory prevents the registration of buffers, requests work without it.
 func TestRequestsGoOnWithoutRegistration(t *testing.T) {
 	a := uring.System()
 	register := a.Register
@@ -92,7 +93,8 @@ func TestRequestsGoOnWithoutRegistration(t *testing.T) {
 	}
 }
 
-// script answers calls of Enter that submit by turns: an errno, or how many requests go on to the kernel.
+// script returns an API whose submitting calls of Enter return results in turn: an errno, or the
+// number of requests to pass to the kernel.
 func script(t *testing.T, results ...any) uring.API {
 	t.Helper()
 	a := uring.System()
@@ -126,7 +128,7 @@ func TestSubmittingOutlastsInterruptsAndPartialAnswers(t *testing.T) {
 	}
 }
 
-// What the kernel does not take stays with the caller, and nothing waits for it.
+// Requests that the kernel does not accept stay with the caller and are not waited for.
 func TestDefectWhatTheKernelDoesNotTakeIsNotInFlight(t *testing.T) {
 	for _, errno := range []syscall.Errno{unix.EAGAIN, unix.EBUSY} {
 		r := open(t, uring.Options{Depth: 4, API: script(t, errno, 1, errno, 4)})
@@ -153,7 +155,8 @@ func TestDefectWhatTheKernelDoesNotTakeIsNotInFlight(t *testing.T) {
 	}
 }
 
-// A ring whose state is not known takes nothing more, and does not say that memory is free.
+// If the state of a ring is unknown, it accepts no more requests, and does not report memory as
+// free.
 func TestAFailureOfTheKernelBreaksTheRing(t *testing.T) {
 	a := uring.System()
 	broken, enter := true, a.Enter
@@ -180,12 +183,12 @@ func TestAFailureOfTheKernelBreaksTheRing(t *testing.T) {
 	if err := r.Close(); !errors.Is(err, errdefs.ErrBroken) || r.InFlight() != 1 {
 		t.Errorf("closed with a request in flight: %v", err)
 	}
-	broken = false // the kernel answers again: what is in flight ends, and the ring closes
+	broken = false // the kernel answers again: running requests end, and the ring closes
 	if _, err := unix.Write(p[1], []byte("x")); err != nil {
 		t.Fatal(err)
 	}
 	if err := r.Close(); err != nil {
 		t.Error(err)
 	}
-	_ = errors.Join(unix.Close(p[0]), unix.Close(p[1])) // of the test alone
+	_ = errors.Join(unix.Close(p[0]), unix.Close(p[1])) // pipe of the test
 }

@@ -70,7 +70,8 @@ func TestLayoutsAreThoseOfTheHeader(t *testing.T) {
 	header.Compile(t, header.Layouts(layouts()))
 }
 
-// Where there is no header, a change of a structure by mistake is found by the sum of what the header said.
+// If there is no header, the checksum of the header's layouts detects an accidental change of a
+// structure.
 func TestLayoutsAreThoseOfLinux60(t *testing.T) {
 	headertest.Sum(t, layouts(), "94472b7d")
 }

@@ -22,7 +22,7 @@ import (
 
 const page = 4 << 10
 
-// open opens a ring that the test closes.
+// open opens a ring and closes it when the test ends.
 func open(t *testing.T, o uring.Options) *uring.Ring {
 	t.Helper()
 	r, err := uring.Open(o)
@@ -61,7 +61,7 @@ func random(b []byte, seed uint64) {
 	}
 }
 
-// file makes a file of random bytes and opens it. Where the file system has no O_DIRECT the test is skipped.
+// file creates a file of random bytes and opens it. Without O_DIRECT it skips the test.
 func file(t *testing.T, size, flags int) (fd int, content []byte) {
 	t.Helper()
 	name := filepath.Join(t.TempDir(), "file")
@@ -91,7 +91,8 @@ func token(c uring.Completion) int {
 	return n
 }
 
-// all submits requests, however many, and returns their completions by token, which are to be 0, 1, 2 and so on.
+// all submits any number of requests with tokens 0, 1, 2, ..., and returns their completions by
+// token.
 func all(t *testing.T, r *uring.Ring, ops []uring.Op) []uring.Completion {
 	t.Helper()
 	out, done := make([]uring.Completion, len(ops)), make([]uring.Completion, 7)
@@ -140,7 +141,7 @@ func testRoundTrip(t *testing.T, flags, depth int, fixed bool) {
 	place := 0
 	if fixed {
 		err := r.RegisterBuffers(b)
-		if err != nil && !errors.Is(err, errdefs.ErrNotSupported) { // without: plain requests
+		if err != nil && !errors.Is(err, errdefs.ErrNotSupported) { // if not supported: plain requests
 			t.Fatal(err)
 		}
 		if err == nil && !errors.Is(r.RegisterBuffers(b), errdefs.ErrExists) {
@@ -164,13 +165,13 @@ func testRoundTrip(t *testing.T, flags, depth int, fixed bool) {
 	}
 	moved(all(t, r, reads))
 	if !bytes.Equal(b, content) {
-		t.Fatal("reads brought other bytes than the file has")
+		t.Fatal("the bytes read differ from the file")
 	}
 	random(b, 77)
 	moved(all(t, r, writes))
 	back := memory(t, len(b))
 	if n, err := unix.Pread(fd, back, 0); n != len(b) || err != nil || !bytes.Equal(back, b) {
-		t.Errorf("pread: %d bytes, %v; equal to what was written: %v", n, err, bytes.Equal(back, b))
+		t.Errorf("pread: %d bytes, %v; equal to the written bytes: %v", n, err, bytes.Equal(back, b))
 	}
 }
 
@@ -210,7 +211,7 @@ func TestFailuresNameTheRequest(t *testing.T) {
 		t.Errorf("a directory: %v", done[1].Err)
 	}
 	if done[2].Err != nil || done[3].Err != nil || done[3].N != page {
-		t.Errorf("what is right beside what is wrong: %+v", done[2:])
+		t.Errorf("valid requests next to invalid ones: %+v", done[2:])
 	}
 }
 
@@ -237,7 +238,8 @@ func TestWrongRequestsAreRefused(t *testing.T) {
 	}
 }
 
-// A full ring says so, and takes more once a completion was taken, however many the kernel would hold.
+// A full ring returns an error. It accepts more after a completion was taken, whatever the kernel's
+// limit is.
 func TestNoMoreThanTheDepthIsInFlight(t *testing.T) {
 	r := open(t, uring.Options{Depth: 3})
 	nops := make([]uring.Op, 5)
@@ -297,7 +299,7 @@ func TestConcurrentSubmitters(t *testing.T) {
 	}
 }
 
-// A read of an empty pipe ends when something is written: later than one that was submitted after it.
+// A read of an empty pipe ends when bytes are written to it, after a read that was submitted later.
 func TestCompletionsComeInAnyOrder(t *testing.T) {
 	var p [2]int
 	if err := unix.Pipe2(p[:], unix.O_CLOEXEC); err != nil {
@@ -319,10 +321,10 @@ func TestCompletionsComeInAnyOrder(t *testing.T) {
 	if _, err := r.Wait(one); err != nil || token(one[0]) != 1 || string(b[:8]) != "8 bytes." {
 		t.Errorf("second %+v, %v", one, err)
 	}
-	_ = errors.Join(unix.Close(p[0]), unix.Close(p[1])) // of the test alone
+	_ = errors.Join(unix.Close(p[0]), unix.Close(p[1])) // pipe of the test
 }
 
-// Close returns only when the kernel is done with the memory of what was in flight.
+// Close returns only after the kernel has finished with the memory of running requests.
 func TestCloseWaitsForWhatIsInFlight(t *testing.T) {
 	var p [2]int
 	if err := unix.Pipe2(p[:], unix.O_CLOEXEC); err != nil {
@@ -340,7 +342,7 @@ func TestCloseWaitsForWhatIsInFlight(t *testing.T) {
 	case <-time.After(20 * time.Millisecond):
 	}
 	if n, err := r.Submit(uring.Op{Code: uring.NOP}); n != 0 || !errors.Is(err, errdefs.ErrClosed) && err != nil {
-		t.Errorf("submitted to what is closing: %d, %v", n, err)
+		t.Errorf("submit while the ring is closing: %d, %v", n, err)
 	}
 	if _, err := unix.Write(p[1], []byte("last")); err != nil {
 		t.Fatal(err)
@@ -352,9 +354,9 @@ func TestCloseWaitsForWhatIsInFlight(t *testing.T) {
 		t.Error(err)
 	}
 	if err := r.RegisterBuffers(b); !errors.Is(err, errdefs.ErrClosed) {
-		t.Errorf("registered with what is closed: %v", err)
+		t.Errorf("register with a closed ring: %v", err)
 	}
-	_ = errors.Join(unix.Close(p[0]), unix.Close(p[1])) // of the test alone
+	_ = errors.Join(unix.Close(p[0]), unix.Close(p[1])) // pipe of the test
 }
 
 func TestCloseEndsAWaitForNothing(t *testing.T) {
@@ -373,7 +375,7 @@ func TestCloseEndsAWaitForNothing(t *testing.T) {
 	}
 }
 
-// A wait that began before anything was submitted ends with it.
+// A wait that started before any request ends with the first completion.
 func TestWaitSeesWhatIsSubmittedLater(t *testing.T) {
 	r := open(t, uring.Options{})
 	waited := make(chan uring.Completion, 1)

@@ -7,10 +7,12 @@ import (
 	"github.com/kvlane/kvlane/block"
 )
 
-// deep is a block of many small pieces, so that an allocation for each of them shows.
+// deep is a geometry whose blocks have many small pieces, so that an allocation for each piece is
+// noticeable.
 var deep = block.Geometry{Model: "test", DType: "int8", Layers: 32, KVHeads: 1, HeadSize: 16, BlockTokens: 1, TPSize: 1}
 
-// requests of 100 blocks each: the first computes and dumps them, the others load them.
+// warmTrace writes a trace with requests for the same 100 blocks. The first request computes and
+// dumps them, the others load them.
 func warmTrace(tb testing.TB, requests int) string {
 	tb.Helper()
 	ids := make([]int64, 100)
@@ -24,7 +26,7 @@ func warmTrace(tb testing.TB, requests int) string {
 	return writeTrace(tb, all...)
 }
 
-// BenchmarkReplayLoad is one request of 100 blocks of 64 pieces, all of them hits in the cache.
+// BenchmarkReplayLoad measures a request of 100 blocks of 64 pieces. All blocks are cached.
 func BenchmarkReplayLoad(b *testing.B) {
 	r := newRig(b, rigOptions{geometry: deep, slots: 120})
 	c := r.config(deep, warmTrace(b, b.N+1))
@@ -38,7 +40,8 @@ func BenchmarkReplayLoad(b *testing.B) {
 	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/100, "ns/block")
 }
 
-// Nothing is allocated for an extent: a request of 6,400 of them costs a few allocations, whatever a block has.
+// The number of allocations of a request does not depend on the number of extents, of which each
+// request has 6,400.
 func TestReplayAllocatesNothingPerExtent(t *testing.T) {
 	const requests = 50
 	r := newRig(t, rigOptions{geometry: deep, slots: 120})

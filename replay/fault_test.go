@@ -19,14 +19,15 @@ import (
 	"github.com/kvlane/kvlane/tier/file"
 )
 
-// twice asks for the same blocks in two requests: the first dumps them, the second loads them.
+// twice writes a trace with two requests for the same blocks. The first dumps them, the second
+// loads them.
 func twice(t *testing.T) string {
 	t.Helper()
 	return writeTrace(t, []int64{1, 2, 3, 4}, []int64{1, 2, 3, 4})
 }
 
-// A byte that the hardware changes on the way to the device passes the store's checks, which are made on the host. The
-// replay must find it, and say where it is.
+// The store checks bytes on the host. If the hardware changes a byte on the way to the device, the
+// replay must detect it and report its place.
 func TestWrongByteOnTheDeviceIsFound(t *testing.T) {
 	for _, layerwise := range []bool{false, true} {
 		plan := fault.New(1)
@@ -34,8 +35,8 @@ func TestWrongByteOnTheDeviceIsFound(t *testing.T) {
 		c := r.config(layered, twice(t))
 		c.Layerwise, c.Concurrency = layerwise, 1
 		c.Progress = func(Step) {
-			// After the first request, before the second: its work begins with the poison, then comes the load. The
-			// load may take a copy engine or a kernel.
+			// This is called after the first request. The second starts by poisoning its pages, and
+			// then loads blocks with a copy engine or a kernel.
 			if plan.Injected() == 0 {
 				plan.Add(fault.Nth(sim.OpWork, int(plan.Seen(sim.OpWork))+1).Corrupt())
 			}
@@ -58,7 +59,7 @@ func TestWrongByteOnTheDeviceIsFound(t *testing.T) {
 	}
 }
 
-// A block that cannot be loaded is computed instead, and is no hit; the replay goes on.
+// A block that cannot be loaded is computed and does not count as a hit. The replay continues.
 func TestFailedLoadIsComputedInstead(t *testing.T) {
 	plan := fault.New(1)
 	r := newRig(t, rigOptions{geometry: layered, slots: 16, sim: sim.Options{Faults: plan}})
@@ -80,7 +81,8 @@ func TestFailedLoadIsComputedInstead(t *testing.T) {
 	}
 }
 
-// Whatever operation of the device fails, the replay says so, verifies nothing wrong, and leaves nothing behind.
+// Each operation of the device fails once. The replay must report the failure, verify no wrong byte
+// and release everything.
 func TestNoFailureOfTheDeviceGoesUnreported(t *testing.T) {
 	for _, op := range []string{
 		sim.OpWork, sim.OpLaunch, sim.OpCallCopy, sim.OpCallLaunch, sim.OpRecord, sim.OpAlloc, sim.OpAllocHost, sim.OpOpen,
@@ -96,7 +98,7 @@ func TestNoFailureOfTheDeviceGoesUnreported(t *testing.T) {
 				r := newRig(t, o)
 				plan.Add(fault.Nth(op, int(plan.Seen(op))+n).Fail(nil))
 				rep, err := Run(t.Context(), r.config(layered, trace))
-				err = errors.Join(err, r.store.Close(t.Context())) // kernels that stay on the device end with the store
+				err = errors.Join(err, r.store.Close(t.Context())) // Close of the store may return the error
 				if plan.Injected() == 0 {
 					if err != nil || n == 0 {
 						t.Errorf("after %d operations: %v", n, err)
@@ -105,15 +107,15 @@ func TestNoFailureOfTheDeviceGoesUnreported(t *testing.T) {
 				}
 				reported(t, n, rep, err)
 				if n > 1000 {
-					t.Fatal("there is no end")
+					t.Fatal("the number of operations has no limit")
 				}
 			}
 		})
 	}
 }
 
-// reported checks that the failure of the n-th operation is in the error or the report, as a failure or as a path that was
-// given up, and that no byte was wrong.
+// reported checks that the failure of operation n is reported by the error or the report, as a
+// failure or as a path that was given up, and that no byte was wrong.
 func reported(t *testing.T, n int, rep *Report, err error) {
 	t.Helper()
 	reported := err != nil && errors.Is(err, fault.ErrInjected)
@@ -125,12 +127,12 @@ func reported(t *testing.T, n int, rep *Report, err error) {
 		}
 	}
 	if !reported {
-		t.Errorf("operation %d failed, and the replay says %v; %+v", n, err, rep)
+		t.Errorf("operation %d failed, and the replay returns %v; %+v", n, err, rep)
 	}
 }
 
-// With two slots of cache most blocks have to be read from their files again, once they are there: a prefix that is still being
-// written cannot be leased.
+// With two cache slots most blocks must be read from their files again, after they are written: a
+// prefix cannot be leased before.
 func TestNoFailureOfTheFilesGoesUnreported(t *testing.T) {
 	trace := writeTrace(t, []int64{1, 2, 3, 4, 5, 6})
 	for _, op := range []string{"write", "rename", "read"} {
@@ -153,15 +155,15 @@ func TestNoFailureOfTheFilesGoesUnreported(t *testing.T) {
 				}
 				reported(t, n, rep, err)
 				if n > 1000 {
-					t.Fatal("there is no end")
+					t.Fatal("the number of operations has no limit")
 				}
 			}
 		})
 	}
 }
 
-// A directory that fills up costs the blocks that do not fit, and nothing else: the error says so, and what was stored
-// before is there for the next replay.
+// If the directory is full, only the blocks that do not fit are lost. The error reports the reason,
+// and the next replay finds the earlier blocks.
 func TestFullDirectoryLosesNothing(t *testing.T) {
 	dir, plan := t.TempDir(), fault.New(1)
 	r := newRig(t, rigOptions{geometry: layered, slots: 8, dir: dir, fs: faultfs.New(dirfs.OS(), plan, nil)})
@@ -177,11 +179,12 @@ func TestFullDirectoryLosesNothing(t *testing.T) {
 	plan.Clear()
 	left, err := file.Verify(t.Context(), dir, nil)
 	if err != nil || left.Blocks != 3 || !left.Clean() {
-		t.Errorf("the directory holds %+v, %v; want 3 sound blocks and nothing else", left, err)
+		t.Errorf("the directory contains %+v, %v; want 3 sound blocks and no other file", left, err)
 	}
 }
 
-// With a log below the full directory no block is lost, and the report names the directory's tier.
+// If a log tier follows the full directory, no block is lost, and the report names the tier of the
+// directory.
 func TestFullMiddleTierIsNamed(t *testing.T) {
 	plan := fault.New(1)
 	r := newRig(t, rigOptions{geometry: layered, slots: 4, dir: t.TempDir(), logDir: t.TempDir(), fs: faultfs.New(dirfs.OS(), plan, nil)})
@@ -195,7 +198,7 @@ func TestFullMiddleTierIsNamed(t *testing.T) {
 	}
 }
 
-// keeping is memory of which a NIC keeps a part when it refuses it.
+// keeping simulates a NIC that refuses memory but keeps a part of it registered.
 type keeping struct{ kept, taken int }
 
 func (k *keeping) Register(...*mem.Region) error {
@@ -208,7 +211,8 @@ func (k *keeping) Unregister(context.Context, ...*mem.Region) error {
 	return nil
 }
 
-// TestDefectMemoryIsFreedWhereANICKeepsIt: what a registration that failed could not undo is taken back before the KV cache is freed.
+// TestDefectMemoryIsFreedWhereANICKeepsIt checks that a failed registration is undone before the KV
+// cache is freed.
 func TestDefectMemoryIsFreedWhereANICKeepsIt(t *testing.T) {
 	r := newRig(t, rigOptions{geometry: layered, slots: 16})
 	c, k := r.config(layered, twice(t)), &keeping{}

@@ -9,7 +9,7 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 )
 
-// Numbers that nobody can mean are refused before anything is allocated by them, with what is allowed.
+// Absurd numbers are refused before anything is allocated. The error names the limits.
 func TestDefectAbsurdNumbersAreRefused(t *testing.T) {
 	r := newRig(t, rigOptions{geometry: latent, slots: 4})
 	for name, change := range map[string]func(*Config){

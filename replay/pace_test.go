@@ -16,7 +16,8 @@ import (
 	"github.com/kvlane/kvlane/internal/testkit"
 )
 
-// paced returns a replay of requests with these timestamps, at twice their speed, by a clock that stands still.
+// paced returns a replay of requests with the given timestamps at twice the speed, with a fake
+// clock.
 func paced(t *testing.T, timestamps ...int64) (*Config, *clockwork.FakeClock) {
 	t.Helper()
 	var text []byte
@@ -34,7 +35,7 @@ func paced(t *testing.T, timestamps ...int64) (*Config, *clockwork.FakeClock) {
 	}, clock
 }
 
-// A request starts when its time has come, counted from the first one's, and no sooner.
+// A request starts at its time after the first request, and not earlier.
 func TestDefectRequestStartsBeforeItsTime(t *testing.T) {
 	c, clock := paced(t, 5000, 6000, 6000, 9000)
 	done := make(chan struct{}, 8)
@@ -61,7 +62,7 @@ func TestDefectRequestStartsBeforeItsTime(t *testing.T) {
 	sleeping := func(when string) {
 		t.Helper()
 		if err := clock.BlockUntilContext(ctx, 1); err != nil {
-			t.Fatalf("%s nobody waits: %v", when, err)
+			t.Fatalf("%s no request waits: %v", when, err)
 		}
 		if len(done) > 0 {
 			t.Fatalf("%s a request had run", when)
@@ -80,11 +81,11 @@ func TestDefectRequestStartsBeforeItsTime(t *testing.T) {
 		t.Fatal(err)
 	}
 	if !rep.Complete || rep.LagUS.P99 != 1 || rep.Asked.Speed != 2 {
-		t.Errorf("complete %v, lag %+v, asked %+v; want no lag, which is the least there is, 1", rep.Complete, rep.LagUS, rep.Asked)
+		t.Errorf("complete %v, lag %+v, asked %+v; want the smallest lag, 1", rep.Complete, rep.LagUS, rep.Asked)
 	}
 }
 
-// A request that waits for others is late, and the report says by how much.
+// A request that is delayed by others is late, and the report contains the delay.
 func TestReplayReportsItsLag(t *testing.T) {
 	c, clock := paced(t, 0, 1000)
 	c.Progress = func(s Step) { clock.Advance(5 * time.Second) }

@@ -12,7 +12,7 @@ import (
 
 var rewrite = flag.Bool("rewrite", false, "rewrite the golden files")
 
-// served is a report of which all is well.
+// served returns a report without any fault.
 func served() *Report {
 	g, err := block.PresetByName("llama-3.1-8b")
 	if err != nil {
@@ -45,7 +45,7 @@ func served() *Report {
 	return r
 }
 
-// troubled is a report of which nothing is.
+// troubled returns a report with every kind of fault.
 func troubled() *Report {
 	r := &Report{
 		Trace: "t.jsonl", Device: "sim: d", Notes: []string{"2 times a copy path was given up since the device refused what it needs, or a NIC failed; the latest: no memory"},
@@ -87,7 +87,7 @@ type failingWriter struct{ err error }
 
 func (w failingWriter) Write([]byte) (int, error) { return 0, w.err }
 
-// What was replayed is compared with what the trace stands for, whichever is more.
+// The report compares the number of replayed tokens with that of the trace.
 func TestVolume(t *testing.T) {
 	for _, c := range []struct {
 		idTokens int64

@@ -17,10 +17,12 @@ import (
 	"github.com/kvlane/kvlane/tier/log"
 )
 
-// latent is the smallest geometry whose block image has one page of header and one of content: 8 KiB.
+// latent is the smallest geometry whose image has a page of header and a page of content, 8 KiB in
+// total.
 var latent = block.Geometry{Model: "test", DType: "bfloat16", Layers: 1, KVHeads: 1, HeadSize: 128, BlockTokens: 16, TPSize: 1, MLA: true}
 
-// layered has K and V, several layers, and planes that are no multiple of 16 bytes.
+// layered is a geometry with keys and values, several layers, and planes that are not multiples of
+// 16 bytes.
 var layered = block.Geometry{Model: "test", DType: "fp8_e4m3", Layers: 3, KVHeads: 1, HeadSize: 67, BlockTokens: 1, TPSize: 1}
 
 // plainDevice hides every optional ability of a device's queues.
@@ -39,14 +41,14 @@ type rig struct {
 	store *store.Store
 }
 
-// rigOptions say what a rig is made of.
+// rigOptions configures a rig.
 type rigOptions struct {
 	geometry block.Geometry
 	slots    int64 // of the cache
 	sim      sim.Options
-	dir      string // of the file tier; empty: there is none
+	dir      string // of the file tier; empty: no file tier
 	fs       dirfs.FS
-	logDir   string                            // of the log tier below it; empty: there is none
+	logDir   string                            // of the log tier below it; empty: no log tier
 	device   func(device.Device) device.Device // wraps the device
 	streams  streamcopy.Options
 }

@@ -15,7 +15,7 @@ import (
 	"github.com/kvlane/kvlane/internal/testkit"
 )
 
-// skipLong skips what takes many seconds where that is not wanted, or many times as many under the race detector.
+// skipLong skips a slow test with -short and under the race detector.
 func skipLong(t *testing.T) {
 	t.Helper()
 	if testing.Short() || testkit.Race {
@@ -62,7 +62,8 @@ func TestReplayCountsPrefixHits(t *testing.T) {
 					{"requests", rep.Requests, 5},
 					{"block accesses", rep.BlockAccesses, 12},
 					{"distinct blocks", rep.DistinctBlocks, 5},
-					// [1,2] and [1,2,3]; 2 and 3 after 9 are no prefix, though they are stored.
+					// [1,2] and [1,2,3]. Blocks 2 and 3 after 9 are stored, but are not part of a
+					// prefix.
 					{"prefix hits", rep.PrefixHits, 5},
 					{"hits of the cache", rep.HitsByTier["cache"], 5},
 					{"dumped", rep.DumpedBlocks, 5},
@@ -83,13 +84,15 @@ func TestReplayCountsPrefixHits(t *testing.T) {
 	}
 }
 
-// someTrace is how many requests of the whole trace are replayed unless testkit.RequireEnv lists "whole-trace".
+// someTrace is the number of requests that are replayed unless testkit.RequireEnv lists
+// "whole-trace".
 const someTrace = 1200
 
-// figures are those of a trace's first requests, whatever the tiers, one request at a time.
+// figures are the totals of a trace's first requests, which do not depend on the tiers if requests
+// run one at a time.
 type figures struct{ accesses, distinct, hits int64 }
 
-// long returns a limit of requests, and their figures.
+// long returns a limit of requests and the expected figures.
 func long(t *testing.T) (limit int, f figures) {
 	t.Helper()
 	skipLong(t)
@@ -99,7 +102,8 @@ func long(t *testing.T) (limit int, f figures) {
 	return someTrace, count(t, someTrace)
 }
 
-// count counts as a store without a bound does: a request's hits are the blocks of its longest prefix that earlier requests had.
+// count simulates a store without a bound: the hits of a request are the blocks of its longest
+// prefix that earlier requests used.
 func count(t *testing.T, limit int) (f figures) {
 	t.Helper()
 	file, err := os.Open(wholeTrace)
@@ -130,7 +134,7 @@ func count(t *testing.T, limit int) (f figures) {
 	return f
 }
 
-// whole checks the figures of a replay.
+// whole compares the figures of a replay with the expected ones.
 func whole(t *testing.T, rep *Report, want figures) {
 	t.Helper()
 	if got := (figures{rep.BlockAccesses, rep.DistinctBlocks, rep.PrefixHits}); got != want || want.hits == 0 {
@@ -178,8 +182,8 @@ func TestWholeTraceWithATenthInTheCache(t *testing.T) {
 	}
 }
 
-// Requests that run at the same time may both compute a block that one at a time would have found: that, and nothing
-// else, is what differs.
+// Concurrent requests may both compute a block that the second of two sequential requests would
+// have found. The figures differ only in these blocks.
 func TestWholeTraceEightRequestsAtATime(t *testing.T) {
 	limit, want := long(t)
 	r := newRig(t, rigOptions{geometry: latent, slots: want.distinct})
@@ -265,7 +269,7 @@ func TestConfigReportsEverythingThatIsWrong(t *testing.T) {
 	_, err := Run(t.Context(), Config{Geometry: block.Geometry{Layers: -1}, Limit: -1, Pages: -2, Concurrency: -3, Backlog: -4, Timeout: -5})
 	for _, want := range []string{"device and a store", "no trace", "layers -1", "limit -1", "pages -2", "concurrency -3", "backlog -4", "timeout -5ns"} {
 		if err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("the error does not say %q: %v", want, err)
+			t.Errorf("the error does not contain %q: %v", want, err)
 		}
 	}
 	if !errors.Is(err, errdefs.ErrInvalid) {
@@ -295,7 +299,7 @@ func TestCanceledReplayReportsWhatItDid(t *testing.T) {
 	if rep == nil || rep.Complete || rep.Requests < 20 || rep.Requests == 1000 || rep.BlockAccesses == 0 {
 		t.Errorf("report: %+v", rep)
 	}
-	// The store must be as good as before.
+	// The store must still be usable.
 	c.Progress, c.Limit = nil, 40
 	if rep, err := Run(t.Context(), c); err != nil || rep.Mismatches != 0 || !rep.Complete {
 		t.Errorf("after the cancellation: %v, %+v", err, rep)

@@ -41,15 +41,15 @@ func TestThresholds(t *testing.T) {
 		"hit_rate>NaN": "is a number", "hit_rate>=30%": "is a number", "load_p99<5": "is a time", "hit_rate<>1": "is a number", "<5ms": "one of",
 	} {
 		if _, err := ParseThreshold(text); !errors.Is(err, errdefs.ErrInvalid) || !strings.Contains(err.Error(), want) {
-			t.Errorf("%q: %v, want ErrInvalid that says %q", text, err, want)
+			t.Errorf("%q: %v, want ErrInvalid that contains %q", text, err, want)
 		}
 	}
 	if err := r.Judge([]Threshold{{}}); err != nil {
-		t.Errorf("what bounds nothing: %v", err)
+		t.Errorf("a threshold without a bound: %v", err)
 	}
 }
 
-// A time is reported in the unit of its bound, which is said.
+// A time is reported in the unit of its threshold, and the report contains the unit.
 func TestDefectThresholdHasNoUnit(t *testing.T) {
 	r := &Report{HitRate: 0.3, Seconds: 90, LoadUS: Latency{10, 5250}}
 	for text, want := range map[string]ThresholdReport{

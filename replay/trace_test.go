@@ -161,7 +161,7 @@ func TestScan(t *testing.T) {
 	}
 }
 
-// The whole trace, read twice by every replay: once to know it, once to replay it.
+// Every replay reads the trace twice: first to scan it, and then to replay it.
 func TestScanWholeTrace(t *testing.T) {
 	got, err := Scan(t.Context(), wholeTrace, 0)
 	if err != nil {
@@ -232,7 +232,7 @@ func zipped(t *testing.T, text string) string {
 	return b.String()
 }
 
-// A byte order mark is no part of the first line, compressed or not.
+// A byte order mark is not part of the first line, compressed or not.
 func TestDefectByteOrderMarkIsSkipped(t *testing.T) {
 	for _, text := range []string{"\ufeff" + goodLine + "\n", zipped(t, "\ufeff"+goodLine+"\n"), "\ufeff\n" + goodLine} {
 		if got, err := readAll(t, text); err != nil || len(got) != 1 {
@@ -244,7 +244,7 @@ func TestDefectByteOrderMarkIsSkipped(t *testing.T) {
 	}
 }
 
-// What is wrong with a trace comes with what is right.
+// The error for an invalid trace shows the valid format.
 func TestDefectTraceErrorsShowTheFormat(t *testing.T) {
 	for _, text := range []string{"", "nonsense", "[1]", `{"timestamp":1}`, `{"timestamp":1,"input_length":1,"output_length":1}`, strings.Repeat(" ", MaxLineBytes+1)} {
 		if _, err := readAll(t, text); err == nil || !strings.Contains(err.Error(), format) {

@@ -1,6 +1,6 @@
 package rpc
 
-// Decompress is decompress, for tests.
+// Decompress is decompress.
 var Decompress = decompress
 
 // LiveStreams returns the number of streams of the connection of s.

@@ -53,9 +53,9 @@ func (f flags) number(name string, otherwise int) int {
 	return otherwise
 }
 
-// replay answers the requests of each connection with the captured replies, in which it replaces the
-// correlation ids. If a client distributes its calls in another way than the captured one, the
-// replies of the next connection follow. After the last reply the connection is closed.
+// replay answers the requests of each connection with the captured replies, in which it replaces
+// the correlation ids. After the last reply it closes the connection, or waits until the client
+// does.
 func replay(t *testing.T, l net.Listener, c *golden.Capture) {
 	late, hang := c.Name == "err-timeout-late", strings.Contains(c.Name, "timeout")
 	var mu sync.Mutex
@@ -76,11 +76,11 @@ func replay(t *testing.T, l net.Listener, c *golden.Capture) {
 	for {
 		conn, err := l.Accept()
 		if err != nil {
-			return // the test is over
+			return // the test has ended
 		}
 		frames := take()
 		go func() {
-			defer func() { _ = conn.Close() }() // the end of the replay
+			defer func() { _ = conn.Close() }() // end of the replay
 			for {
 				id, err := requestID(conn)
 				if err != nil {
@@ -95,7 +95,7 @@ func replay(t *testing.T, l net.Listener, c *golden.Capture) {
 				if len(frames) == 0 {
 					return
 				}
-				if late { // than the client's time limit
+				if late { // longer than the client's time limit
 					time.Sleep(150 * time.Millisecond)
 				}
 				h, _ := frame.Parse(frames)
@@ -148,8 +148,8 @@ func withID(t *testing.T, b []byte, h frame.Header, id int64) []byte {
 	return append(out, data...)
 }
 
-// TestCapturedReplies calls a server that sends the captured replies: each call ends as it did for
-// the captured client.
+// TestCapturedReplies calls a server that sends the captured replies. Each call must end as that of
+// the captured client did.
 func TestCapturedReplies(t *testing.T) {
 	for _, c := range golden.Load(t, "testdata/golden") {
 		if c.Client == "raw bytes" || strings.HasPrefix(c.Name, "stream-") || strings.HasPrefix(c.Name, "raw-") {
@@ -209,7 +209,7 @@ func callAll(t *testing.T, client *rpc.Client, f flags) (outcomes []string) {
 	return outcomes
 }
 
-// checkOutcomes compares outcomes with the captured ones, of which long lists are cut.
+// checkOutcomes compares outcomes with the captured ones. Long captured lists are truncated.
 func checkOutcomes(t *testing.T, c *golden.Capture, got []string) {
 	t.Helper()
 	var want []string
@@ -225,8 +225,8 @@ func checkOutcomes(t *testing.T, c *golden.Capture, got []string) {
 	}
 }
 
-// call makes one call with the options of a captured client, and returns its outcome in the form of
-// the captures.
+// call makes one call with the options of a captured client, and formats its outcome like the
+// captures.
 func call(t *testing.T, c *rpc.Client, f flags) string {
 	t.Helper()
 	ctx := t.Context()

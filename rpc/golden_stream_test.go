@@ -69,7 +69,7 @@ var streamCaptures = regexp.MustCompile(`^(stream-|raw-strm-create)`)
 // anyFrame is a frame with its decoded meta, for comparisons.
 type anyFrame struct {
 	stream *pb.StreamFrame // nil for messages
-	reply  reply           // the message, or the message within the first frame of a stream
+	reply  reply           // the message, or the message in the first frame of a stream
 	data   []byte
 }
 
@@ -97,10 +97,11 @@ func readFrame(r io.Reader) (anyFrame, error) {
 	return f, proto.Unmarshal(body[:h.Meta], f.reply.meta)
 }
 
-// isFeedback reports whether the frame is a FEEDBACK, which depends on the reading program.
+// isFeedback reports whether the frame is a FEEDBACK. Their number depends on the program that
+// reads.
 func (f anyFrame) isFeedback() bool { return f.stream.GetFrameType() == 4 }
 
-// next returns the next frame that is no FEEDBACK, with the response inside decoded.
+// next returns the next frame that is not a FEEDBACK, with its response decoded.
 func next(t *testing.T, r io.Reader) anyFrame {
 	t.Helper()
 	f, err := readFrame(r)
@@ -117,8 +118,8 @@ func next(t *testing.T, r io.Reader) anyFrame {
 	return f
 }
 
-// TestCapturedStreams plays the client's side of each captured stream. The server sends the
-// captured frames, apart from FEEDBACK.
+// TestCapturedStreams plays the client of each captured stream. The server must send the captured
+// frames, except for FEEDBACK.
 func TestCapturedStreams(t *testing.T) {
 	for _, c := range golden.Load(t, "testdata/golden") {
 		if !streamCaptures.MatchString(c.Name) || len(c.Directions) < 2 || c.Directions[0].Cut || c.Directions[1].Cut {
@@ -215,14 +216,14 @@ func TestCapturedStreamServers(t *testing.T) {
 	}
 }
 
-// playServer accepts a connection, and answers the request with all captured frames but FEEDBACK
+// playServer accepts a connection and answers the request with all captured frames, except FEEDBACK
 // and the end of the streams.
 func playServer(t *testing.T, l net.Listener, c *golden.Capture) {
 	conn, err := l.Accept()
 	if err != nil {
-		return // the test is over
+		return // the test has ended
 	}
-	defer func() { _ = conn.Close() }() // likewise
+	defer func() { _ = conn.Close() }() // the test has ended
 	id, err := requestID(conn)
 	if err != nil {
 		t.Error(err)
@@ -297,7 +298,7 @@ func TestStreams(t *testing.T) {
 			got.Release()
 		}
 	}
-	// A call beside the streams.
+	// A call concurrent with the streams.
 	if _, err := echoCall(t.Context(), client, "hello"); err != nil {
 		t.Error(err)
 	}
@@ -349,13 +350,14 @@ func TestStreamThatTheServerRefuses(t *testing.T) {
 	}
 }
 
-// TestStreamWindow sends to a server that does not consume: Send waits at MaxBuffered bytes.
+// TestStreamWindow sends to a server that does not consume messages. Send must wait when
+// MaxBuffered bytes are buffered.
 func TestStreamWindow(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer func() { _ = l.Close() }() // the test is over
+	defer func() { _ = l.Close() }() // the test has ended
 	release, consumed := make(chan struct{}), make(chan struct{})
 	s, err := rpc.NewServer(rpc.ServerOptions{})
 	if err != nil {

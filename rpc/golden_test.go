@@ -47,7 +47,7 @@ func capturedEcho(ctx context.Context, m proto.Message) (proto.Message, error) {
 		if err != nil || code == -1 {
 			return nil, errors.New("general failure")
 		}
-		return nil, rpc.Errorf(rpc.Code(code), "told to")
+		return nil, rpc.Errorf(rpc.Code(code), "as requested")
 	case text == "CLOSE":
 		call.CloseConnection()
 		return nil, nil
@@ -122,13 +122,13 @@ func capturedOptions(c *golden.Capture) rpc.ServerOptions {
 	return o
 }
 
-// reply is a frame of a server, split.
+// reply is a decoded frame of a server.
 type reply struct {
 	meta *pb.Meta
 	data []byte
 }
 
-// replies splits a stream of responses.
+// replies splits a byte stream into responses.
 func replies(t *testing.T, b []byte) (out []reply) {
 	t.Helper()
 	for len(b) > 0 {
@@ -161,7 +161,7 @@ func (r reply) plain(t *testing.T) reply {
 			t.Fatal(err)
 		}
 		r.data = append(b, r.data[n:]...)
-		if r.meta.GetChecksumType() != 0 { // of compressed bytes
+		if r.meta.GetChecksumType() != 0 { // checksums of compressed bytes differ
 			r.meta.ChecksumValue = nil
 		}
 	}
@@ -181,18 +181,19 @@ func isOpen(t *testing.T, conn net.Conn) bool {
 	return errors.As(err, &timeout) && timeout.Timeout()
 }
 
-// scenarios are captures with timing, tested with our own limits, and captures of streams.
+// scenarios are captures that depend on timing, which other tests cover with different limits, and
+// captures of streams.
 var scenarios = regexp.MustCompile(`^(stream-|raw-strm-create|raw-overcrowded|raw-logoff|err-logoff|err-limit|err-timeout|timeout-expired)`)
 
-// decidedOtherwise are requests that brpc answers and this server refuses: the code, or 0 where the
-// connection is closed without a reply.
+// decidedOtherwise lists requests that brpc answers and this server refuses, with the code, or 0 if
+// it closes the connection without a reply.
 var decidedOtherwise = map[string]rpc.Code{
 	"raw-attach-negative": rpc.BadRequest, "raw-crc-type9": rpc.BadRequest, "raw-content-unknown": rpc.BadRequest, "raw-meta-gt-body": 0,
 	"raw-ok-then-bad": 0, // brpc may wait for the rest of an HTTP request
 }
 
-// TestCapturedRequests sends each captured request: the replies equal those of the captured server
-// in every field of the meta, and in the data.
+// TestCapturedRequests sends each captured request. The replies must equal those of the captured
+// server in every field of the meta and in the data.
 func TestCapturedRequests(t *testing.T) {
 	for _, c := range golden.Load(t, "testdata/golden") {
 		if scenarios.MatchString(c.Name) {
@@ -216,10 +217,10 @@ func checkCaptured(t *testing.T, c *golden.Capture, addr, name string, piece int
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer func() { _ = conn.Close() }() // the test is over
+	defer func() { _ = conn.Close() }() // the test has ended
 	for b := range slices.Chunk(c.Sent(name, true), piece) {
 		if _, err := conn.Write(b); err != nil {
-			break // the server closed the connection, which is checked below
+			break // the server has closed the connection, which is checked below
 		}
 	}
 	code, otherwise := decidedOtherwise[c.Name]
@@ -238,7 +239,8 @@ func checkCaptured(t *testing.T, c *golden.Capture, addr, name string, piece int
 		}
 		return
 	}
-	// The lengths of the addresses and of compressed bytes may differ: read as many frames.
+	// The lengths of addresses and of compressed bytes may differ, so read the same number of
+	// frames.
 	want := replies(t, sent)
 	var got []reply
 	for range want {

@@ -23,7 +23,7 @@ import (
 
 const echoMethod = "example.EchoService/Echo"
 
-// newClient returns a client that is closed at the end of the test.
+// newClient returns a client and closes it when the test ends.
 func newClient(t *testing.T, addr string, o rpc.ClientOptions) *rpc.Client {
 	t.Helper()
 	c, err := rpc.NewClient(addr, o)
@@ -45,7 +45,8 @@ func echoCall(ctx context.Context, c *rpc.Client, message string, options ...rpc
 	return out.GetMessage(), err
 }
 
-// whileSleeping makes a call that sleeps in the server, and runs f once the server has it.
+// whileSleeping makes a call that sleeps in the server, and runs f after the server has received
+// it.
 func whileSleeping(t *testing.T, s *rpc.Server, c *rpc.Client, f func()) {
 	t.Helper()
 	done := make(chan error, 1)
@@ -94,8 +95,9 @@ func TestConcurrencyLimits(t *testing.T) {
 	}
 }
 
-// TestShutdown is the captured case raw-logoff: during a call the server begins to stop. A second
-// request on the same connection is refused, the call ends normally, then the connection closes.
+// TestShutdown is the captured case raw-logoff: the server starts to shut down during a call. A
+// second request on the same connection is refused, the call ends normally, and then the connection
+// is closed.
 func TestShutdown(t *testing.T) {
 	s, addr := startServer(t, rpc.ServerOptions{})
 	client := newClient(t, addr, rpc.ClientOptions{})
@@ -137,7 +139,7 @@ func TestShutdownIsBounded(t *testing.T) {
 	}
 }
 
-// request returns a frame with the service and correlation id 7, made by hand.
+// request returns a hand-made frame with the service and correlation id 7.
 func request(message []byte, meta ...byte) []byte {
 	head := append([]byte("\x0a\x1b\x0a\x13example.EchoService\x12\x04Echo\x20\x07"), meta...)
 	b := append([]byte("PRPC"), make([]byte, 8)...)
@@ -154,12 +156,13 @@ func dial(t *testing.T, addr string) net.Conn {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = conn.Close() }) // may be closed already
+	t.Cleanup(func() { _ = conn.Close() }) // it may be closed already
 	return conn
 }
 
-// TestClientThatDoesNotRead sends requests and reads nothing: the server refuses requests when too
-// many bytes wait, stops reading at last, and closes the connection. Its memory is bounded.
+// TestClientThatDoesNotRead sends requests and reads no replies. When too many bytes wait, the
+// server refuses requests, later stops reading, and finally closes the connection. Its memory is
+// bounded.
 func TestClientThatDoesNotRead(t *testing.T) {
 	s, addr := startServer(t, rpc.ServerOptions{MaxUnsentBytes: 4 << 20, Stall: time.Second})
 	conn := dial(t, addr)
@@ -182,8 +185,8 @@ func TestClientThatDoesNotRead(t *testing.T) {
 	}
 }
 
-// TestOvercrowded is the captured case raw-overcrowded: while a client does not read, requests are
-// refused. When it reads again, all replies arrive.
+// TestOvercrowded is the captured case raw-overcrowded: requests are refused while a client does
+// not read. When it reads again, all replies arrive.
 func TestOvercrowded(t *testing.T) {
 	s, addr := startServer(t, rpc.ServerOptions{MaxUnsentBytes: 1 << 20})
 	conn := dial(t, addr)
@@ -194,7 +197,7 @@ func TestOvercrowded(t *testing.T) {
 			t.Fatal(err)
 		}
 		waitFor(t, func() bool { return s.Stats().Requests > int64(i) })
-		time.Sleep(5 * time.Millisecond) // so that calls do not overtake one another
+		time.Sleep(5 * time.Millisecond) // so that calls do not overtake each other
 	}
 	refused := 0
 	for range requests {
@@ -247,7 +250,7 @@ func TestSlowRequestEndsTheConnection(t *testing.T) {
 	conn := dial(t, addr)
 	frame := request(append(bytes.Clone(hello), make([]byte, 100<<10)...))
 	began := time.Now()
-	for i := range frame { // a byte at a time: faster than the limit of a byte, slower than the minimum rate
+	for i := range frame { // one byte at a time: within the limit for a single byte, but below the minimum rate
 		if _, err := conn.Write(frame[i : i+1]); err != nil {
 			break
 		}
@@ -279,8 +282,8 @@ func TestDecompressionIsBounded(t *testing.T) {
 	conn := dial(t, addr)
 	for _, r := range [][]byte{
 		request(bomb.Bytes(), 0x18, 2),
-		request([]byte("\xff\xff\xff\x07\x00"), 0x18, 1), // snappy that claims 16 MiB
-		request([]byte("\x80\x80\x10\x00"), 0x18, 1),     // snappy of 4 bytes that claims 256 KiB
+		request([]byte("\xff\xff\xff\x07\x00"), 0x18, 1), // snappy that declares 16 MiB
+		request([]byte("\x80\x80\x10\x00"), 0x18, 1),     // snappy of 4 bytes that declares 256 KiB
 	} {
 		if _, err := conn.Write(r); err != nil {
 			t.Fatal(err)
@@ -331,7 +334,7 @@ func TestDeadlineOfTheRequest(t *testing.T) {
 	if _, err := echoCall(cancelled, client, "SLEEP"); rpc.CodeOf(err) != rpc.Canceled {
 		t.Errorf("%v", err)
 	}
-	// The connection goes on, and late responses are dropped.
+	// The connection stays usable, and late responses are dropped.
 	if got, err := echoCall(t.Context(), client, "hello"); err != nil || got != "hello" {
 		t.Errorf("%q, %v", got, err)
 	}
@@ -434,7 +437,7 @@ func TestReconnect(t *testing.T) {
 		t.Fatal(err)
 	}
 	addr := l.Addr().String()
-	_ = l.Close() // nothing listens now
+	_ = l.Close() // no server listens now
 	client := newClient(t, addr, rpc.ClientOptions{MinBackoff: 20 * time.Millisecond})
 	if _, err := echoCall(t.Context(), client, "hello"); rpc.CodeOf(err) != rpc.FailedSocket {
 		t.Fatal(err)

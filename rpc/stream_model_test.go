@@ -54,8 +54,8 @@ func acceptServer(t *testing.T) (addr string, accepted chan *rpc.Stream) {
 	return l.Addr().String(), accepted
 }
 
-// side uses one end of a stream at random: it sends numbered messages, receives, and closes at
-// last. It returns the numbers that were sent and received.
+// side uses one end of a stream at random: it sends numbered messages, receives, and finally
+// closes. It returns the number of sent and of received messages.
 func side(t *testing.T, s *rpc.Stream, seed uint64) (sent, received uint64) {
 	rng := rand.New(rand.NewPCG(seed, 3))
 	ctx := t.Context()
@@ -103,7 +103,7 @@ func side(t *testing.T, s *rpc.Stream, seed uint64) (sent, received uint64) {
 				break
 			}
 		}
-		if rng.IntN(8) == 0 { // takes all messages, so that the peer's window opens
+		if rng.IntN(8) == 0 { // receive all messages, so that the peer's window opens
 			for {
 				short, cancel := context.WithTimeout(ctx, time.Millisecond)
 				before := received
@@ -125,8 +125,8 @@ func side(t *testing.T, s *rpc.Stream, seed uint64) (sent, received uint64) {
 	return sent, received
 }
 
-// TestStreamModel uses both ends of streams at random. Each side receives a prefix of the messages
-// that the other one sent, in order, and at the end no connection has a stream.
+// TestStreamModel uses both ends of streams at random. Each side must receive a prefix of the
+// messages that the other side sent, in order. At the end no connection may have a stream.
 func TestStreamModel(t *testing.T) {
 	addr, accepted := acceptServer(t)
 	client := newClient(t, addr, rpc.ClientOptions{})

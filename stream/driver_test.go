@@ -10,11 +10,11 @@ import (
 	"github.com/kvlane/kvlane/stream"
 )
 
-// driver is a stream that resolves a ticket at a certain poll.
+// driver is a stream that resolves a ticket at a given poll.
 type driver struct {
 	ticket                 *stream.Ticket
-	resolveAt              int // the poll that resolves; zero: none
-	giveUpAt               int // the poll that says that more are of no use; zero: none
+	resolveAt              int // number of the poll that resolves; 0: none
+	giveUpAt               int // number of the poll that reports that polling is useless; 0: none
 	polls, watches, cancel int
 }
 
@@ -50,8 +50,8 @@ func TestWaitDrives(t *testing.T) {
 	}
 }
 
-// TestWaitStopsPolling: when the stream says so, at once; when the context ends, soon; and after a bounded number of polls
-// in any case. Then the stream is told that somebody waits.
+// TestWaitStopsPolling checks when Wait stops polling: at once if the stream requests it, soon
+// after the context ends, and in any case after a limited number of polls. Then it calls Watch.
 func TestWaitStopsPolling(t *testing.T) {
 	cause := errors.New("enough")
 	ended, cancel := context.WithCancelCause(t.Context())
@@ -66,7 +66,7 @@ func TestWaitStopsPolling(t *testing.T) {
 		"the bound":   {driver{}, t.Context(), 1 << 13},
 	} {
 		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) { // where clocks stand still while anybody runs
+			synctest.Test(t, func(t *testing.T) { // in the bubble, time stands still while a goroutine runs
 				ticket := driven(&tt.d)
 				ctx, cancel := context.WithTimeoutCause(tt.ctx, time.Second, cause)
 				defer cancel()

@@ -49,7 +49,8 @@ func TestTicket(t *testing.T) {
 	ticket.Resolve(want, nil)
 }
 
-// TestWaitPrefersTheVerdict: who waits with an ended context for a ticket that has resolved learns how it ended.
+// TestWaitPrefersTheVerdict checks that Wait with an ended context returns the result of a resolved
+// ticket.
 func TestWaitPrefersTheVerdict(t *testing.T) {
 	ticket := stream.NewTicket(1, nil)
 	ticket.Resolve(stream.Completion{}, nil)

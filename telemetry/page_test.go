@@ -29,7 +29,7 @@ go_goroutines).
 
 `
 
-// docs/metrics.md is the catalog.
+// docs/metrics.md contains the catalog.
 func TestDocumentationIsTheCatalog(t *testing.T) {
 	var b strings.Builder
 	b.WriteString("# Metrics\n\n")

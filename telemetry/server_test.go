@@ -23,8 +23,7 @@ import (
 	"github.com/kvlane/kvlane/telemetry"
 )
 
-// Clients that keep their connections open take at most 32 descriptors, and do not keep other
-// clients out.
+// Clients that keep connections open use at most 32 descriptors, and do not keep other clients out.
 func TestConnectionsAreBounded(t *testing.T) {
 	const most, clients = 32, 96
 	release := make(chan struct{})
@@ -73,7 +72,7 @@ func TestConnectionsAreBounded(t *testing.T) {
 	}
 }
 
-// A request whose body does not arrive ends.
+// A request whose body does not arrive is ended.
 func TestRequestWithoutItsBodyEnds(t *testing.T) {
 	srv, err := telemetry.New().Serve(t.Context(), "127.0.0.1:0")
 	if err != nil {
@@ -118,7 +117,7 @@ func TestServerDoesNotLog(t *testing.T) {
 	}
 }
 
-// A web page cannot read metrics of a loopback address through a name that resolves to this
+// A web page must not read metrics of a loopback address through a host name that resolves to this
 // machine.
 func TestForeignHostsAreRefused(t *testing.T) {
 	for listen, hosts := range map[string]map[string]int{
@@ -156,7 +155,7 @@ func TestForeignHostsAreRefused(t *testing.T) {
 	}
 }
 
-// makeStaleSocket makes the socket of a process that was killed.
+// makeStaleSocket creates a socket as a killed process leaves it.
 func makeStaleSocket(t *testing.T, path string) {
 	t.Helper()
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
@@ -169,7 +168,7 @@ func makeStaleSocket(t *testing.T, path string) {
 	}
 }
 
-// Of servers that start at once, one gets the socket's address.
+// If several servers start at the same time, exactly one gets the socket's address.
 func TestOneServerReplacesAStaleSocket(t *testing.T) {
 	for range 100 {
 		path := filepath.Join(t.TempDir(), "s")
@@ -200,7 +199,7 @@ func TestOneServerReplacesAStaleSocket(t *testing.T) {
 	}
 }
 
-// A server makes no socket while another process has the lock of the directory.
+// A server creates no socket while another process holds the lock of the directory.
 func TestSocketNeedsItsDirectory(t *testing.T) {
 	dir, err := os.Open(t.TempDir())
 	if err != nil {
@@ -221,7 +220,7 @@ func TestSocketNeedsItsDirectory(t *testing.T) {
 	}
 }
 
-// A server that ends leaves the socket of another server that has taken its path.
+// A server that ends does not remove the socket of another server that has replaced its path.
 func TestCloseLeavesAnotherSocket(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "s")
 	first, err := telemetry.New().Serve(t.Context(), "unix:"+path)

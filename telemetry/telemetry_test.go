@@ -35,7 +35,7 @@ import (
 
 func TestMain(m *testing.M) { testkit.Main(m) }
 
-// countingTier is a tier with figures; nothing else of it is called.
+// countingTier is a tier with fixed statistics. No other method is called.
 type countingTier struct {
 	tier.Tier
 	stats tier.Stats
@@ -43,7 +43,7 @@ type countingTier struct {
 
 func (c *countingTier) Stats() tier.Stats { return c.stats }
 
-// full returns Metrics with every source, each figure another than zero.
+// full returns Metrics with every source, in which no figure is zero.
 func full(t *testing.T) *telemetry.Metrics {
 	t.Helper()
 	m := telemetry.New()
@@ -96,7 +96,8 @@ func full(t *testing.T) *telemetry.Metrics {
 	return m
 }
 
-// planner returns a planner that has chosen a path twice and seen it take twice the predicted time, with a budget.
+// planner returns a planner with a budget that has chosen a path twice and observed twice the
+// predicted time.
 func planner(t *testing.T) *plan.Planner {
 	t.Helper()
 	b, err := plan.NewBudget(plan.BudgetOptions{MaxCTAs: 3})
@@ -108,7 +109,7 @@ func planner(t *testing.T) *plan.Planner {
 		t.Fatal(err)
 	}
 	r := plan.Request{Dir: plan.H2D, Pieces: 1, Bytes: 4096}
-	for range 2 { // one alone is not believed
+	for range 2 { // a single observation has no effect
 		c := p.Choose(r, plan.PathSet(stream.PathCopyEngine))
 		p.Observe(c, r, 2*c.Predicted)
 	}
@@ -125,7 +126,7 @@ func text(t *testing.T, m *telemetry.Metrics) string {
 	return b.String()
 }
 
-// parse returns the metrics as Prometheus's own parser reads them.
+// parse parses the metrics with Prometheus's own parser.
 func parse(t *testing.T, m *telemetry.Metrics) map[string]*dto.MetricFamily {
 	t.Helper()
 	p := expfmt.NewTextParser(model.UTF8Validation)
@@ -243,7 +244,8 @@ func TestScrape(t *testing.T) {
 	}
 }
 
-// Every metric of the catalog appears in a scrape of all sources, with its type and help, and none that is not in it.
+// A scrape of all sources contains exactly the metrics of the catalog, with their types and help
+// texts.
 func TestCatalogIsWhatIsServed(t *testing.T) {
 	served := make(map[string]string)
 	for _, f := range parse(t, full(t)) {
@@ -275,7 +277,7 @@ func TestNamesFollowPrometheus(t *testing.T) {
 		if (m.Type == telemetry.Counter) != strings.HasSuffix(m.Name, "_total") {
 			t.Errorf("%s is a %s", m.Name, m.Type)
 		}
-		// Python's client and OpenMetrics name a counter without the suffix.
+		// Python's client and OpenMetrics name counters without the suffix.
 		name := strings.TrimSuffix(m.Name, "_total")
 		if other, ok := names[name]; ok {
 			t.Errorf("%s and %s have the same name without _total", other, m.Name)
@@ -353,7 +355,7 @@ func TestServerEndsWithItsContext(t *testing.T) {
 	}
 }
 
-// A label's value, and the version of a build, may hold anything.
+// Label values and the version may contain any characters.
 func TestLabelsAreEscaped(t *testing.T) {
 	m := telemetry.New()
 	name := "a\"b\\c\nd"
@@ -366,7 +368,7 @@ func TestLabelsAreEscaped(t *testing.T) {
 	}
 }
 
-// The process's own metrics have values.
+// The metrics of the process have values.
 func TestProcessIsExposed(t *testing.T) {
 	families := parse(t, telemetry.New())
 	for _, name := range []string{
@@ -402,10 +404,10 @@ func get(t *testing.T, network, addr, path string) (int, string) {
 	return resp.StatusCode, string(body)
 }
 
-// Whether the process runs, and whether it can serve, are questions of their own.
+// Health and readiness are separate: a process may run without being ready.
 func TestHealthAndReadiness(t *testing.T) {
 	m := telemetry.New()
-	srv, err := m.Serve(t.Context(), ":0") // without a host: loopback alone
+	srv, err := m.Serve(t.Context(), ":0") // without a host: only loopback
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -436,13 +438,14 @@ func TestHealthAndReadiness(t *testing.T) {
 	}
 }
 
-// A socket is its user's alone, is removed at the end, and is replaced where a process has died.
+// Only its user can access a socket. It is removed when the server ends, and replaced if its
+// process has died.
 func TestServesOnUnixSockets(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, fmt.Sprintf("m-%d.sock", os.Getpid()))
 	addr := "unix:" + filepath.Join(dir, "m-{pid}.sock")
 	for _, left := range []bool{false, true} {
-		if left { // by a process that was killed
+		if left { // by a killed process
 			makeStaleSocket(t, path)
 		}
 		srv, err := telemetry.New().Serve(t.Context(), addr)

@@ -40,36 +40,37 @@ func TestOrderKnowsTheBlockBefore(t *testing.T) {
 	wantPlace(t, o, 5, tier.Place{})
 	for i, want := range []block.Key{key(1), key(2), key(3), key(4), {}, {}} {
 		if _, got := o.Between(key(i)); got != want {
-			t.Errorf("block %s comes after block %d", got, i)
+			t.Errorf("block %s follows block %d", got, i)
 		}
 	}
 
-	// A run that names the block before it, and one that is known already.
+	// A run that names its previous block, and a run that is known already.
 	o.Note(keys(5, 8), o.After(key(4), key(5)))
 	o.Note(keys(6, 8), o.After(block.Key{}, key(6)))
 	for i := 5; i < 8; i++ {
 		wantPlace(t, o, i, tier.Place{Before: key(i - 1), Position: i})
 	}
 
-	// A block that is not known comes after one at least.
+	// A block whose previous block is unknown has at least position 1.
 	o.Note(keys(20, 22), o.After(key(19), key(20)))
 	wantPlace(t, o, 20, tier.Place{Before: key(19), Position: 1})
 	wantPlace(t, o, 21, tier.Place{Before: key(20), Position: 2})
-	// Its place is corrected once more is known, and not forgotten when less is.
+	// Its position is corrected when more is known, and stays when a later call gives less
+	// information.
 	o.Note(keys(10, 22), tier.Place{Position: 10, Before: key(9)})
 	o.Note(keys(20, 22), tier.Place{})
 	wantPlace(t, o, 21, tier.Place{Before: key(20), Position: 21})
 
 	o.Note(keys(30, 31), tier.Place{})
 	if _, got := o.Between(key(21)); got != (block.Key{}) {
-		t.Errorf("block %s, of another prompt, comes after block 21", got)
+		t.Errorf("block %s, of another prompt, follows block 21", got)
 	}
 
 	var none *tier.Order
 	none.Note(keys(0, 1), tier.Place{})
 	wantPlace(t, none, 0, tier.Place{})
 	if _, got := none.Between(key(0)); got != (block.Key{}) {
-		t.Errorf("nil knows that %s comes next", got)
+		t.Errorf("a nil order has the successor %s", got)
 	}
 }
 
@@ -89,14 +90,14 @@ func TestOrderForgetsTheOldest(t *testing.T) {
 		if p := o.Place(key(i)); p.Position != 0 {
 			known++
 			if p.Before != (block.Key{}) && p.Before != key(i-1) {
-				t.Errorf("block %d comes after %s", i, p.Before)
+				t.Errorf("block %d follows %s", i, p.Before)
 			}
 		}
 	}
 	if known == 0 || known > most {
 		t.Errorf("%d blocks are known, of at most %d", known, most)
 	}
-	// The oldest link of a run that remains has lost the block before it.
+	// The oldest remaining link of a run has lost its previous block.
 	o = tier.NewOrder(most)
 	o.Note(keys(1000, 1000+2*most), tier.Place{Position: 1000})
 	wantPlace(t, o, 1000+most, tier.Place{Position: 1000 + most})

@@ -13,7 +13,7 @@ import (
 	"github.com/kvlane/kvlane/topology"
 )
 
-// tree is a sysfs of its own.
+// tree is a sysfs in a temporary directory.
 type tree struct {
 	testing.TB
 	root string
@@ -49,7 +49,7 @@ func (t *tree) pci(path, numa string) {
 	t.write(filepath.Join(dir, "numa_node"), numa+"\n")
 }
 
-// nic adds an RDMA device on PCI, or on no bus where path is empty.
+// nic adds an RDMA device below a PCI device, or without a bus if path is empty.
 func (t *tree) nic(name, path, numa, state string) {
 	t.Helper()
 	dir := filepath.Join("devices/virtual/infiniband", name)
@@ -67,7 +67,8 @@ const (
 	down   = "1: DOWN"
 )
 
-// server has two sockets with two GPUs and two NICs each, one pair of them below a switch, and an Ethernet NIC far away.
+// server returns a machine with two sockets, with two GPUs and two NICs each. One GPU and one NIC
+// share a switch, and an Ethernet NIC is far away.
 func server(tb testing.TB) *tree {
 	tb.Helper()
 	t := newTree(tb)
@@ -110,11 +111,11 @@ func TestChoosesTheNearest(t *testing.T) {
 		level      topology.Level
 	}{
 		{0, 1, "mlx5_1", topology.LevelSwitch},
-		{0, 4, "mlx5_1", topology.LevelSwitch}, // none is as near
+		{0, 4, "mlx5_1", topology.LevelSwitch}, // no other NIC is as near
 		{1, 1, "mlx5_0", topology.LevelHostBridge},
-		{2, 1, "mlx5_2", topology.LevelNUMA}, // the one at its side is down
+		{2, 1, "mlx5_2", topology.LevelNUMA}, // the nearer one is down
 		{2, 2, "mlx5_2 mlx5_3", topology.LevelNUMA},
-		{3, 1, "mlx5_3", topology.LevelUnknown}, // all are equal: by the GPU's index
+		{3, 1, "mlx5_3", topology.LevelUnknown}, // all are equally near, so the GPU's index decides
 	} {
 		cs, err := topology.Choose(names, gpus()[tt.gpu], topology.Options{Sysfs: sys.root, Count: tt.count})
 		if err != nil || chosen(cs) != tt.want || cs[0].Level != tt.level {
@@ -148,7 +149,7 @@ func TestNamedNICs(t *testing.T) {
 			t.Errorf("GPU %d: %+v, %v", tt.gpu, cs, err)
 		}
 		if tt.gpu == 3 && !strings.Contains(err.Error(), "mlx5_3") {
-			t.Errorf("error %v does not say what there is", err)
+			t.Errorf("error %v does not list the NICs", err)
 		}
 	}
 }
@@ -158,7 +159,7 @@ func TestNothingToChoose(t *testing.T) {
 	if _, err := topology.Choose(nil, device.Info{}, topology.Options{Sysfs: empty}); !errors.Is(err, errdefs.ErrNotFound) {
 		t.Errorf("no NIC: %v", err)
 	}
-	// What sysfs does not know may be there all the same: a provider in software says so.
+	// A device that sysfs does not list may still exist, if a software provider reports it.
 	cs, err := topology.Choose([]string{"soft0"}, device.Info{PCI: "0000:01:00.0"}, topology.Options{Sysfs: empty})
 	if err != nil || chosen(cs) != "soft0" || cs[0].Level != topology.LevelUnknown {
 		t.Errorf("in software: %+v, %v", cs, err)

@@ -22,13 +22,12 @@ import (
 
 var rewrite = flag.Bool("rewrite", false, "write the golden files anew")
 
-// recorded returns a machine of testdata, as a sysfs, and what a driver says of its GPUs. A line of such a file is one of
+// recorded returns a machine of testdata as a sysfs, and its GPUs as a driver reports them. A line
+// of such a file is one of
 //
-//	node NUMBER CPUS KIB
-//	gpu NODE PATH
-//	nic NODE PATH NAME [down]
+// node NUMBER CPUS KIB gpu NODE PATH nic NODE PATH NAME [down]
 //
-// with "-" for the path of what is on no bus.
+// where the path "-" is a device without a bus.
 func recorded(t *testing.T, name string) (*tree, []device.Info) {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join("testdata", name+".machine"))
@@ -62,7 +61,8 @@ func recorded(t *testing.T, name string) (*tree, []device.Info) {
 	return sys, gpus
 }
 
-// links are those that NVML tells: for each GPU what its links lead to, and which GPUs reach each other by NVLink.
+// links are NVML's answers: the ends of each GPU's links, and which GPUs reach each other over
+// NVLink.
 type links struct {
 	ends   map[string][]string
 	joined func(from, to string) (bool, error)
@@ -159,7 +159,7 @@ func TestMemoryAndItsNICs(t *testing.T) {
 		if mem.Location != fmt.Sprintf("cuda:%d", i) || chosen(mem.Preferred) != m.NICs[nicOf[i]].Name || len(mem.Available) != 7 {
 			t.Errorf("%+v: %+v", g, mem)
 		}
-		// Those of the same node come before those of the other.
+		// Those of the same node come first.
 		for k, c := range mem.Available {
 			if want := topology.LevelNUMA; k < 3 && c.Level != want || k >= 3 && c.Level != topology.LevelSystem {
 				t.Errorf("%s: NIC %d is %+v", mem.Location, k, c)
@@ -176,7 +176,7 @@ func TestMemoryAndItsNICs(t *testing.T) {
 	}
 }
 
-// nicOf are the places of the NICs by their GPUs: NICs are in the order of their names.
+// nicOf contains the index of the NIC next to each GPU. NICs are sorted by name.
 var nicOf = []int{0, 3, 4, 5, 6, 7, 1, 2}
 
 func TestNVLinks(t *testing.T) {
@@ -194,7 +194,7 @@ func TestNVLinks(t *testing.T) {
 		if from == m.GPUs[0].PCI {
 			return false, odd
 		}
-		return true, odd // it says so, though one does not reach the other's memory
+		return true, odd // reports a link although the GPU does not reach the memory
 	}})
 	if len(m.NVLinks) != 3 || m.NVLinks[0].Links != 0 || len(m.Notes) != 3 || !strings.Contains(m.Notes[0], odd.Error()) {
 		t.Errorf("links %+v, notes %q", m.NVLinks, m.Notes)
@@ -207,7 +207,7 @@ func TestGPUsThatNoDriverOffers(t *testing.T) {
 	if err != nil || len(m.GPUs) != 8 || m.GPUs[0].Index != 7 || m.GPUs[1].Index != -1 || m.GPUs[1].PCI != "0000:1b:00.0" || len(m.Memory) != 3 {
 		t.Fatalf("%+v, %v", m, err)
 	}
-	m.FindNVLinks(&links{}) // of one that is offered nothing but its links is asked
+	m.FindNVLinks(&links{}) // a device that only reports its links
 	var got bytes.Buffer
 	if err := m.WriteText(&got); err != nil || strings.Count(got.String(), "not offered by the driver") != 7 || len(m.Notes) > 0 {
 		t.Errorf("%v\n%s", err, got.String())
@@ -244,7 +244,7 @@ func TestJSON(t *testing.T) {
 	}
 }
 
-// drawing is what matters of a picture.
+// drawing is the checked part of a picture.
 type drawing struct {
 	Width  float64 `xml:"width,attr"`
 	Height float64 `xml:"height,attr"`
@@ -262,7 +262,7 @@ type drawing struct {
 	Paths []struct{} `xml:"path"`
 }
 
-// No label lies on another or leaves the picture, whatever the machine.
+// On every machine, labels neither overlap nor leave the picture.
 func TestPicture(t *testing.T) {
 	const wide, high = 7.3, 12
 	for _, name := range machines {
@@ -293,7 +293,7 @@ func TestPicture(t *testing.T) {
 			}
 			for _, b := range d.Texts[:i] {
 				if a.X < b.X+wide*float64(len(b.Text)) && b.X < a.X+wide*float64(len(a.Text)) && a.Y-high < b.Y && b.Y-high < a.Y {
-					t.Errorf("%s: %q lies on %q", name, a.Text, b.Text)
+					t.Errorf("%s: %q overlaps %q", name, a.Text, b.Text)
 				}
 			}
 		}

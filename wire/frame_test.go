@@ -17,7 +17,7 @@ import (
 	"github.com/kvlane/kvlane/wire"
 )
 
-// frame is a frame as a test writes and reads it.
+// frame is a frame as tests write and read it.
 type frame struct{ body, data []byte }
 
 func pattern(seed, n int) []byte {
@@ -28,7 +28,7 @@ func pattern(seed, n int) []byte {
 	return b
 }
 
-// someFrames have lengths around those of the buffers.
+// someFrames returns frames with lengths around those of the buffers.
 func someFrames() (list []frame) {
 	for i, body := range []int{0, 1, 64, 4096, 32<<10 - 16, 32 << 10, 32<<10 + 1, 200 << 10} {
 		for j, data := range []int{0, 1, 4096, 4097, 32 << 10, 64<<10 + 3, 300 << 10} {
@@ -38,7 +38,8 @@ func someFrames() (list []frame) {
 	return list
 }
 
-// writeFrames writes the frames to w, some data in several pieces, with a flush after each n.
+// writeFrames writes the frames to w, with data in several pieces, and flushes after every n
+// frames.
 func writeFrames(w io.Writer, list []frame, n int) error {
 	f := wire.NewFrameWriter(w)
 	for i, x := range list {
@@ -55,7 +56,7 @@ func writeFrames(w io.Writer, list []frame, n int) error {
 	return f.Flush()
 }
 
-// readFrames reads the frames and compares them. It leaves some data for the reader to skip.
+// readFrames reads the frames and compares them. It lets the reader skip some of the data.
 func readFrames(t *testing.T, r io.Reader, list []frame) {
 	t.Helper()
 	f := wire.NewFrameReader(r, 1<<20, 1<<30)
@@ -92,7 +93,7 @@ func readFrames(t *testing.T, r io.Reader, list []frame) {
 	}
 }
 
-// TestFrameVector compares a frame with its bytes.
+// TestFrameVector compares a frame with its expected bytes.
 func TestFrameVector(t *testing.T) {
 	var b bytes.Buffer
 	if err := writeFrames(&b, []frame{{[]byte("body"), []byte("data!")}}, 1); err != nil {
@@ -124,7 +125,7 @@ func TestFrames(t *testing.T) {
 	}
 }
 
-// TestFramesOverTCP writes by vectored writes.
+// TestFramesOverTCP uses vectored writes.
 func TestFramesOverTCP(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -189,8 +190,8 @@ func TestFramesDamaged(t *testing.T) {
 	}
 }
 
-// TestFrameLimits checks that a frame beyond the limits is refused by its prefix alone, and that
-// announced bytes take no memory before they arrive.
+// TestFrameLimits checks that a frame above the limits is refused when its prefix is read, and that
+// announced bytes use no memory before they arrive.
 func TestFrameLimits(t *testing.T) {
 	for _, x := range []struct {
 		body, maxBody uint32
@@ -201,7 +202,7 @@ func TestFrameLimits(t *testing.T) {
 		{1<<32 - 1, 1 << 30, 0, 0, errdefs.ErrInvalid},
 		{0, 0, 1, 0, errdefs.ErrInvalid},
 		{0, 0, 1<<64 - 1, 1 << 62, errdefs.ErrInvalid},
-		{1 << 30, 1 << 30, 0, 0, io.ErrUnexpectedEOF}, // nothing follows
+		{1 << 30, 1 << 30, 0, 0, io.ErrUnexpectedEOF}, // no more bytes follow
 	} {
 		prefix := binary.LittleEndian.AppendUint32(nil, x.body)
 		prefix = binary.LittleEndian.AppendUint64(append(prefix, 0, 0, 0, 0), x.data)
@@ -217,7 +218,7 @@ func TestFrameLimits(t *testing.T) {
 	}
 }
 
-// failWriter fails after some bytes.
+// failWriter fails after left bytes.
 type failWriter struct{ left int }
 
 var errConn = errors.New("the connection fails")
@@ -245,7 +246,7 @@ func TestFrameWriterFails(t *testing.T) {
 	}
 }
 
-// TestFramesAllocateNothing checks the path of each request.
+// TestFramesAllocateNothing checks that writing and reading a frame does not allocate.
 func TestFramesAllocateNothing(t *testing.T) {
 	var b bytes.Buffer
 	w, r := wire.NewFrameWriter(&b), wire.NewFrameReader(&b, 1<<10, 1<<20)
@@ -298,7 +299,7 @@ func FuzzFrameReader(f *testing.F) {
 	})
 }
 
-// BenchmarkFrames sends frames over a TCP connection of the loopback interface.
+// BenchmarkFrames sends frames over a loopback TCP connection.
 func BenchmarkFrames(b *testing.B) {
 	for name, n := range map[string]int{"4KiB": 4 << 10, "2MiB": 2 << 20} {
 		b.Run(name, func(b *testing.B) {

@@ -13,7 +13,7 @@ import (
 )
 
 // TestSlots checks that a new connection takes the slot that has been idle for the longest time,
-// and no slot of a busy connection.
+// but never that of a busy connection.
 func TestSlots(t *testing.T) {
 	s := wire.NewSlots(3)
 	var ended []int
@@ -21,7 +21,7 @@ func TestSlots(t *testing.T) {
 	busy, first, second := take(0), take(1), take(2)
 	busy.Busy()
 	second.Idle()
-	time.Sleep(wire.Grace) // slots measure this time
+	time.Sleep(wire.Grace) // slots compare this time
 	third := take(3)
 	fourth := take(4)
 	if third == nil || fourth == nil || !slices.Equal(ended, []int{1, 2}) {
@@ -32,7 +32,7 @@ func TestSlots(t *testing.T) {
 	if take(5) != nil {
 		t.Error("a slot of a busy connection was given away")
 	}
-	s.Release(first) // it has none any more
+	s.Release(first) // its slot was taken already
 	if take(5) != nil {
 		t.Error("a slot was released twice")
 	}
@@ -42,7 +42,7 @@ func TestSlots(t *testing.T) {
 	}
 }
 
-// TestBudget checks that large requests wait for each other until a limit, and small ones do not.
+// TestBudget checks that large requests wait for memory up to a limit, and small ones do not wait.
 func TestBudget(t *testing.T) {
 	b := wire.NewBudget(100, 10, time.Millisecond)
 	release, err := b.Take(t.Context(), 60)
@@ -63,8 +63,8 @@ func TestBudget(t *testing.T) {
 	}
 }
 
-// TestPace checks that a peer has the limit for each PaceBytes, and that time without a wait does
-// not count.
+// TestPace checks that a peer has the time limit for each PaceBytes, and that time between waits
+// does not count.
 func TestPace(t *testing.T) {
 	p := wire.NewPace(time.Hour)
 	ago := func(d time.Duration) time.Time { return time.Now().Add(-d) }

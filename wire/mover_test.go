@@ -30,7 +30,7 @@ func must(tb testing.TB, err error) {
 	}
 }
 
-// rig is a simulated device with a Mover of few short chunks.
+// rig is a simulated device with a Mover that has few short chunks.
 type rig struct {
 	dev  *sim.Device
 	copy *streamcopy.Stream
@@ -73,8 +73,8 @@ func host(t *testing.T, n int64) *mem.Region {
 	return r
 }
 
-// TestMixedLists checks that host and device memory, in pieces of any length, is sent and received
-// in the order of the list.
+// TestMixedLists checks that lists of host and device memory, in pieces of any length, are sent and
+// received in order.
 func TestMixedLists(t *testing.T) {
 	r := newRig(t, sim.Options{})
 	gpu, cpu := r.alloc(t, 1<<20), host(t, 1<<20)
@@ -105,12 +105,12 @@ func TestMixedLists(t *testing.T) {
 		var out bytes.Buffer
 		must(t, r.m.Send(t.Context(), &out, list))
 		if !bytes.Equal(out.Bytes(), data) {
-			t.Fatalf("%d bytes in %d pieces came back as others", total, len(list))
+			t.Fatalf("%d bytes in %d pieces differ after the way back", total, len(list))
 		}
 	}
 }
 
-// failing fails after that many bytes.
+// failing fails after left bytes.
 type failing struct{ left int }
 
 func (f *failing) Read(p []byte) (int, error)  { return f.take(p) }
@@ -125,8 +125,8 @@ func (f *failing) take(p []byte) (int, error) {
 	return n, nil
 }
 
-// TestChunksComeBack checks that every chunk is free after a failure of the socket, the device or
-// the context.
+// TestChunksComeBack checks that every chunk is free after a failure of the socket, of the device,
+// or of the context.
 func TestChunksComeBack(t *testing.T) {
 	for name, f := range map[string]struct {
 		rules []fault.Rule
@@ -151,7 +151,7 @@ func TestChunksComeBack(t *testing.T) {
 					err = r.m.Send(ctx, &failing{f.left}, list)
 				}
 				if err == nil {
-					t.Error("it went well")
+					t.Error("it succeeded")
 				}
 				if n := r.m.o.Chunks; r.m.region != nil && (len(r.m.in) != n || len(r.m.out) != n) {
 					t.Errorf("%d and %d of %d chunks are free", len(r.m.in), len(r.m.out), n)
@@ -161,7 +161,7 @@ func TestChunksComeBack(t *testing.T) {
 	}
 }
 
-// moody is a socket that accepts any part of a write.
+// moody is a socket that accepts a random part of each write.
 type moody struct {
 	bytes.Buffer
 	rng  *rand.Rand
@@ -182,7 +182,7 @@ func (s *moody) WriteBy(p []byte, _ time.Time) (int, error) {
 	return s.Write(p[:s.rng.IntN(len(p)+1)])
 }
 
-// TestDefectSlowReaderKeepsChunks checks that no chunk is held while a socket accepts nothing, and
+// TestDefectSlowReaderKeepsChunks checks that no chunk is held while a socket accepts no bytes, and
 // that every byte is sent once and in order.
 func TestDefectSlowReaderKeepsChunks(t *testing.T) {
 	r := newRig(t, sim.Options{})
@@ -218,7 +218,7 @@ func TestDefectSlowReaderKeepsChunks(t *testing.T) {
 	}
 }
 
-// TestManyAtOnce checks that more transfers than chunks make progress.
+// TestManyAtOnce checks that more concurrent transfers than chunks make progress.
 func TestManyAtOnce(t *testing.T) {
 	r := newRig(t, sim.Options{})
 	x := r.alloc(t, 1<<20)
@@ -278,8 +278,8 @@ func TestTable(t *testing.T) {
 	}
 }
 
-// TestRemoveWaits checks that removed memory is not found any more, and that Remove waits until it
-// is released.
+// TestRemoveWaits checks that removed memory is no longer found, and that Remove waits until it is
+// released.
 func TestRemoveWaits(t *testing.T) {
 	m, err := NewMover(MoverOptions{})
 	must(t, err)
@@ -295,10 +295,10 @@ func TestRemoveWaits(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
 	defer cancel()
 	if err := x.Remove(ctx, 0); !errors.Is(err, context.DeadlineExceeded) {
-		t.Errorf("remove what is held: %v", err)
+		t.Errorf("remove leased memory: %v", err)
 	}
 	if err := x.Check(0, 1); !errors.Is(err, errdefs.ErrNotFound) {
-		t.Errorf("check of what is being removed: %v", err)
+		t.Errorf("check memory that is being removed: %v", err)
 	}
 	h.Release()
 	must(t, x.Remove(t.Context(), 0))
@@ -308,7 +308,7 @@ func TestRemoveWaits(t *testing.T) {
 	must(t, x.Add(0, a))
 }
 
-// TestNoDevice checks that without a device its memory is refused when it is registered.
+// TestNoDevice checks that device memory is refused when it is registered without a device.
 func TestNoDevice(t *testing.T) {
 	r := newRig(t, sim.Options{})
 	m, err := NewMover(MoverOptions{})
@@ -321,7 +321,7 @@ func TestNoDevice(t *testing.T) {
 	}
 }
 
-// TestBothWays checks that two movers that send to each other, each more than its chunks, do not
+// TestBothWays checks that two movers that send to each other more than their chunks hold do not
 // deadlock.
 func TestBothWays(t *testing.T) {
 	const n, links = 200_000, 7
@@ -334,8 +334,8 @@ func TestBothWays(t *testing.T) {
 			go func() { done <- ends[from].m.Send(t.Context(), w, []mem.Extent{mem.All(src)}) }()
 			go func() {
 				in := bufio.NewReader(r)
-				_, err := in.Peek(1) // nothing is received before it was announced
-				if i%2 == 0 {        // some arrive late
+				_, err := in.Peek(1) // the announcement arrives before the bytes
+				if i%2 == 0 {        // some bytes arrive late
 					time.Sleep(5 * time.Millisecond)
 				}
 				done <- errors.Join(err, ends[1-from].m.Receive(t.Context(), in, []mem.Extent{mem.All(dst)}))
@@ -347,7 +347,7 @@ func TestBothWays(t *testing.T) {
 	}
 }
 
-// losing is a socket that loses another process's memory with the last bytes.
+// losing is a socket during whose last bytes another process withdraws its memory.
 type losing struct {
 	origin *mem.Origin
 	left   int
@@ -385,7 +385,7 @@ func TestDefectLostHostMemoryIsReportedGood(t *testing.T) {
 	}
 }
 
-// TestHoldsOnce checks that pieces that alternate between two regions hold each once.
+// TestHoldsOnce checks that pieces that alternate between two regions lease each region once.
 func TestHoldsOnce(t *testing.T) {
 	m, err := NewMover(MoverOptions{})
 	must(t, err)

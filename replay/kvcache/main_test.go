@@ -10,13 +10,15 @@ import (
 
 func TestMain(m *testing.M) { testkit.Main(m) }
 
-// contentOf42 is the beginning of plane 3 of the block with hash id 42.
+// contentOf42 is the start of plane 3 of the block with hash id 42.
 const contentOf42 = "245b48441915e2990a5b42e9"
 
-// latent is the smallest geometry whose block image has one page of header and one of content: 8 KiB.
+// latent is the smallest geometry whose image has a page of header and a page of content, 8 KiB in
+// total.
 var latent = block.Geometry{Model: "test", DType: "bfloat16", Layers: 1, KVHeads: 1, HeadSize: 128, BlockTokens: 16, TPSize: 1, MLA: true}
 
-// layered has K and V, several layers, and planes that are no multiple of 16 bytes.
+// layered is a geometry with keys and values, several layers, and planes that are not multiples of
+// 16 bytes.
 var layered = block.Geometry{Model: "test", DType: "fp8_e4m3", Layers: 3, KVHeads: 1, HeadSize: 67, BlockTokens: 1, TPSize: 1}
 
 // plainDevice hides every optional ability of a device's queues.

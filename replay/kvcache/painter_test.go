@@ -10,7 +10,8 @@ import (
 	"github.com/kvlane/kvlane/device/sim"
 )
 
-// newTestCache returns a KV cache and a painter on it, with and without a queue that launches kernels.
+// newTestCache returns a KV cache with a painter. If kernels is not set, the queue does not launch
+// kernels.
 func newTestCache(t *testing.T, g block.Geometry, pages int, kernels bool) (*Cache, *Painter) {
 	t.Helper()
 	must := func(err error) {
@@ -51,7 +52,7 @@ func TestPainterFindsEveryWrongByte(t *testing.T) {
 					t.Fatal(err)
 				}
 				mismatched := make([]int64, 3)
-				for first := range c.planes { // plane by plane, as layers are checked
+				for first := range c.planes { // plane by plane, in the order in which layers are checked
 					if err := p.Check(t.Context(), Span{first, 1}, pages, seeds, mismatched); err != nil {
 						t.Fatal(err)
 					}
@@ -92,7 +93,8 @@ func damagePage(t *testing.T, c *Cache, p *Painter, plane int, page uint32, off 
 	}
 }
 
-// Kernels and the host must agree on what a block holds, or a replay on one would not verify what the other wrote.
+// Kernels and host code must produce the same content, so that a replay on either can verify the
+// blocks of the other.
 func TestPainterOnHostAndDeviceAgree(t *testing.T) {
 	c, onDevice := newTestCache(t, layered, 2, true)
 	onHost := &Painter{cache: c, queue: onDevice.queue, most: onDevice.most, scratch: onDevice.scratch, stage: onDevice.stage, counts: onDevice.counts}
@@ -111,7 +113,7 @@ func TestPainterOnHostAndDeviceAgree(t *testing.T) {
 	}
 }
 
-// The content of a block must never change: directories that hold it outlive the program.
+// The content of a block must never change, because directories with it survive the program.
 func TestContentIsFixed(t *testing.T) {
 	b := make([]byte, 12)
 	pattern(b, ContentSeed(42), 3)
@@ -136,7 +138,7 @@ func TestPagesAreTakenTogether(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if _, err := c.Take(ctx, nil, 2); err == nil {
-		t.Fatal("took 2 pages of the 1 that is free")
+		t.Fatal("acquired 2 pages, but only 1 is free")
 	}
 	c.Give(first)
 	all, err := c.Take(t.Context(), nil, 4)

@@ -15,7 +15,7 @@ import (
 
 func TestMain(m *testing.M) { testkit.Main(m) }
 
-// deviceBlock returns a block of device memory that does not exist: only its addresses are used.
+// deviceBlock returns a block of device memory at a made-up address, which is never accessed.
 func deviceBlock(t *testing.T, n int64, free func()) *chain.Block {
 	t.Helper()
 	r, err := mem.NewRegion(mem.RegionSpec{Kind: mem.KindDevice, Dev: 1 << 40, Len: n})
@@ -29,7 +29,7 @@ func deviceBlock(t *testing.T, n int64, free func()) *chain.Block {
 	return b
 }
 
-// pair is a chain and the bytes that it must have.
+// pair is a chain and its expected bytes.
 type pair struct {
 	chain *chain.Chain
 	want  []byte

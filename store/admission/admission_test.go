@@ -16,12 +16,12 @@ const (
 	blockBytes = 2 << 20
 )
 
-// machine is simulated: its GPU computes the prefix in 0.9 s, and memory and files have fixed
-// rates.
+// machine is a simulated machine. Its GPU computes the prefix in 0.9 s, and memory and files have
+// fixed rates.
 type machine struct {
 	admission.Model
 	memory, files time.Duration // for all blocks
-	below         int           // the first block that is in files
+	below         int           // index of the first block that is in files
 }
 
 func (m *machine) worth() int {
@@ -85,7 +85,7 @@ func TestADiskThatIsSlowerThanComputingIsRefused(t *testing.T) {
 	}
 }
 
-// Probes of eight blocks measure.
+// Probes of eight blocks measure the files again.
 func TestADiskThatHasBecomeFastAgainIsUsed(t *testing.T) {
 	m := &machine{memory: 80 * time.Millisecond, files: 400 * time.Millisecond}
 	compute(m)
@@ -122,7 +122,7 @@ func TestProbesTakeLittleOfTheTime(t *testing.T) {
 	var m admission.Model
 	now := time.Unix(0, 0)
 	if !m.Probe(admission.Files, now) {
-		t.Fatal("there is no first probe")
+		t.Fatal("the first probe is missing")
 	}
 	m.Probed(admission.Files, now.Add(4*time.Second), 4*time.Second)
 	if m.Probe(admission.Files, now.Add(43*time.Second)) {
@@ -133,7 +133,7 @@ func TestProbesTakeLittleOfTheTime(t *testing.T) {
 	}
 }
 
-// What lies beyond something slow is worth it where it saves more than that costs.
+// Blocks behind slow ones are worth loading if they save more time than the slow ones cost.
 func TestAFewSlowBlocksDoNotHideManyFastOnes(t *testing.T) {
 	m := &machine{memory: 80 * time.Millisecond, files: 2 * time.Second}
 	compute(m)
@@ -162,8 +162,8 @@ func TestNoTimeIsIgnored(t *testing.T) {
 	m.want(t, "no computation is known", blocks)
 }
 
-// hit is a prefix in memory of a model with two GPUs, of which a token has 64 KiB, in blocks of 16
-// tokens.
+// hit returns a prefix in memory, in blocks of 16 tokens, of a model on two GPUs with 64 KiB for
+// each token.
 func hit(tokens int64) admission.Prefix {
 	return admission.Prefix{
 		Blocks: int(tokens / 16), Tokens: tokens,
@@ -172,14 +172,14 @@ func hit(tokens int64) admission.Prefix {
 	}
 }
 
-// The first case is that of examples/ttft/tp.py on two H100: prompts of 1,024 tokens take 33.6 ms, of
-// which the fixed time of a step is most. A load of 816 tokens moves them in 1 ms, and the program
-// needs 15 ms around it.
+// The first case is that of examples/ttft/tp.py on two H100s. Prompts of 1,024 tokens take 33.6 ms,
+// most of which is the fixed time of a step. A load of 816 tokens takes 1 ms, and the program needs
+// 15 ms around it.
 func TestAHitThatTakesLongerThanComputingIsRefused(t *testing.T) {
 	for _, c := range []struct {
 		what     string
-		prompt   int64         // tokens of prompts that are computed
-		computed time.Duration // for such a prompt
+		prompt   int64         // tokens of computed prompts
+		computed time.Duration // time to compute such a prompt
 		delay    time.Duration
 		hit      int64
 		loaded   bool
@@ -211,8 +211,8 @@ func TestAHitThatTakesLongerThanComputingIsRefused(t *testing.T) {
 	}
 }
 
-// Requests that wait for the tokens of others, and some that wait for something else, do not change
-// the delay.
+// The delay must not change if requests wait for the tokens of others, or sometimes for other
+// reasons.
 func TestADelayIsTheProgramsOwn(t *testing.T) {
 	var m admission.Model
 	for range 5 {
@@ -235,7 +235,7 @@ func TestADelayIsTheProgramsOwn(t *testing.T) {
 	}
 }
 
-// The first step of a program includes loading its kernels.
+// The first step is ignored, because it includes the time to load kernels.
 func TestTheFirstStepDoesNotCount(t *testing.T) {
 	var m admission.Model
 	m.Computed(1000, time.Minute)

@@ -25,7 +25,7 @@ import (
 
 func TestMain(m *testing.M) { testkit.Main(m) }
 
-// rig is an index over tiers in ordinary memory and files: neither a device nor a stream.
+// rig is an index over a cache in ordinary memory and a file tier, without a device.
 type rig struct {
 	*testing.T
 	f     block.Format
@@ -77,7 +77,8 @@ func (r *rig) put(t tier.Tier, is ...int) {
 	}
 }
 
-// lease leases blocks and wants them pinned in these tiers: one letter a block, c or f.
+// lease leases blocks. want contains the tier of each leased block: c for the cache, f for the file
+// tier.
 func (r *rig) lease(want string, is ...int) *index.Lease {
 	r.Helper()
 	before := r.cache.Stats().Retained + r.file.Stats().Retained
@@ -117,7 +118,7 @@ func TestLeaseTakesEachBlockFromTheFirstTierThatHasIt(t *testing.T) {
 	r.put(r.cache, 0, 1, 4, 6, 9)
 	r.put(r.file, 1, 2, 3, 4, 5, 7, 10)
 	for want, is := range map[string][]int{
-		"ccffcfcf": span(0, 10), // 8 is nowhere
+		"ccffcfcf": span(0, 10), // no tier has block 8
 		"fcf":      {10, 9, 10, 8, 0},
 		"":         {8, 0},
 		"cccff":    {1, 1, 1, 2, 2},
@@ -128,7 +129,7 @@ func TestLeaseTakesEachBlockFromTheFirstTierThatHasIt(t *testing.T) {
 	r.wantFree()
 }
 
-// A run of blocks below is longer than the look-ahead.
+// A run of blocks in the lower tier is longer than the look-ahead.
 func TestLeaseOfAThousandBlocksBelow(t *testing.T) {
 	r := newRig(t, 4, nil)
 	const n = 300
@@ -142,7 +143,8 @@ func TestLeaseOfAThousandBlocksBelow(t *testing.T) {
 	r.wantFree()
 }
 
-// Beyond the limit of leases, blocks are pinned below. A pinned block may be pinned by more leases.
+// Beyond the limit of pins, blocks are pinned in the lower tier. A block that is pinned may be
+// pinned again.
 func TestLeasesBeyondTheLimit(t *testing.T) {
 	r := newRig(t, 8, func(r *rig, _ *index.Config) { r.cache.LimitRetained(2) })
 	r.put(r.cache, 0, 1, 2, 3, 4)
@@ -157,7 +159,7 @@ func TestLeasesBeyondTheLimit(t *testing.T) {
 	r.wantFree()
 }
 
-// A failing tier is skipped and reported, and keeps no pin.
+// A failing tier is skipped and reported, and pins no block.
 func TestTierThatFailsIsPassedOver(t *testing.T) {
 	for _, action := range []string{"fail", "half"} {
 		plan := fault.New(1)
@@ -182,7 +184,7 @@ func TestTierThatFailsIsPassedOver(t *testing.T) {
 		hits, err := r.x.Lookup(t.Context(), tiertest.Keys(0, 3))
 		r.must(err)
 		if hits[0].Tier != "file" || hits[1].State != tier.Absent {
-			t.Errorf("with a cache that cannot be asked: %+v", hits)
+			t.Errorf("with a failing cache: %+v", hits)
 		}
 		if n := r.x.Stats().Fallbacks; int(n) != len(reported) || n < 3 || slices.Contains(reported, "file") {
 			t.Errorf("%d failures are counted, reported %v", n, reported)
@@ -191,7 +193,7 @@ func TestTierThatFailsIsPassedOver(t *testing.T) {
 	}
 }
 
-// Nothing stays pinned when a lease is not given.
+// A lease that fails leaves no block pinned.
 func TestLeaseThatIsNotGivenKeepsNothing(t *testing.T) {
 	r := newRig(t, 8, nil)
 	r.put(r.cache, 0, 1)
@@ -221,7 +223,7 @@ func TestLeaseThatIsNotGivenKeepsNothing(t *testing.T) {
 	}
 }
 
-// A pipeline need not begin with slots, and leases end by themselves.
+// An index may start with a file tier, and leases expire.
 func TestIndexOfFilesAlone(t *testing.T) {
 	clock := clockwork.NewFakeClock()
 	r := newRig(t, 1, func(r *rig, c *index.Config) { c.Tiers, c.Clock, c.LeaseMax = []tier.Tier{r.file}, clock, time.Second })

@@ -25,7 +25,7 @@ func (o *ordered) Use(keys []block.Key, at tier.Place) {
 	o.used, o.at = append(o.used, slices.Clone(keys)), append(o.at, at)
 }
 
-// wantPlace wants block i to come after the block before it.
+// wantPlace checks that block i follows block i-1.
 func (o *ordered) wantPlace(t *testing.T, i int) {
 	t.Helper()
 	if got, want := o.order.Place(tiertest.Key(i)), (tier.Place{Before: tiertest.Key(i - 1), Position: i}); got != want {
@@ -33,8 +33,8 @@ func (o *ordered) wantPlace(t *testing.T, i int) {
 	}
 }
 
-// A lease notes the order of the blocks that are not in the first tier, and reports all that it
-// found to the others.
+// A lease records the order of the blocks that are not in the first tier, and reports all found
+// blocks to the lower tiers.
 func TestLeaseNotesTheOrder(t *testing.T) {
 	below := new(ordered)
 	r := newRig(t, 8, func(r *rig, c *index.Config) {
@@ -51,7 +51,7 @@ func TestLeaseNotesTheOrder(t *testing.T) {
 		below.wantPlace(t, i)
 	}
 
-	// A dump of the missing blocks, and one that names the block before it.
+	// A dump of the missing blocks, and a dump that names its previous block.
 	r.x.Use(block.Key{}, tiertest.Keys(6, 7, 8, 9))
 	r.x.Use(tiertest.Key(9), tiertest.Keys(10, 11))
 	for i := 6; i < 12; i++ {

@@ -11,7 +11,8 @@ import (
 	"github.com/kvlane/kvlane/store/manager"
 )
 
-// The times are those of jobs, by blocks in pools and in files, and those that the engine reports.
+// Admission depends on the times of jobs, by blocks in pools and in files, and on the times that
+// the engine reports.
 func TestFilesThatAreSlowerThanComputingAreRefused(t *testing.T) {
 	for _, always := range []bool{false, true} {
 		clock := clockwork.NewFakeClock()
@@ -29,7 +30,7 @@ func TestFilesThatAreSlowerThanComputingAreRefused(t *testing.T) {
 		if got := worth("f0", "f1"); got != 2 {
 			t.Errorf("nothing is known, and %d of 2 blocks are worth loading", got)
 		}
-		for i := range 3 { // 10 s a block
+		for i := range 3 { // 10 s for each block
 			j := loaded(t, m, fmt.Sprintf("f%d", i))
 			j.Loaded(10*time.Second, 0, 0)
 			end(t, j)
@@ -44,13 +45,13 @@ func TestFilesThatAreSlowerThanComputingAreRefused(t *testing.T) {
 		if got := worth(probe...); got != 5 {
 			t.Errorf("the first that is refused is a probe, and %d of 5 blocks are worth loading", got)
 		}
-		clock.Advance(299 * time.Second) // it takes 30 s, and a tenth of the time
+		clock.Advance(299 * time.Second) // it takes 30 s, and probes may use a tenth of the time
 		if got := worth(probe...); got != want {
 			t.Errorf("%d blocks of 5, 2 of which are in pools, are worth loading, not %d", got, want)
 		}
 		clock.Advance(2 * time.Second)
 		if got := worth(probe...); got != 5 {
-			t.Errorf("there is no second probe: %d of 5 blocks are worth loading", got)
+			t.Errorf("the second probe is missing: %d of 5 blocks are worth loading", got)
 		}
 		if s := m.Stats().Admission; !always && (s.Asked != 4 || s.Cut != 3 || s.BlocksRefused != 9 || s.Probes != 2 || s.FileRate == 0 || s.TokensPerSecond < 999) {
 			t.Errorf("%+v", s)
@@ -69,13 +70,13 @@ func TestFilesThatAreSlowerThanComputingAreRefused(t *testing.T) {
 	}
 }
 
-// Memory may be slow, and the engine may use blocks late: hits in memory are then refused too, and
-// measured again now and then.
+// If memory is slow, or the engine uses blocks late, hits in memory are refused as well. They are
+// measured again from time to time.
 func TestHitsInMemoryAreRefusedIfComputingIsFaster(t *testing.T) {
 	for _, c := range []struct {
 		what          string
-		elapsed, wait time.Duration // of a load of one block of 1,000 tokens
-		tokens        int64         // of others, computed meanwhile
+		elapsed, wait time.Duration // of a load of one block with 1,000 tokens
+		tokens        int64         // tokens that other requests compute meanwhile
 		worth         bool
 	}{
 		{"fast memory", time.Millisecond, 2 * time.Millisecond, 0, true},
@@ -111,7 +112,7 @@ func TestHitsInMemoryAreRefusedIfComputingIsFaster(t *testing.T) {
 			t.Errorf("%s: worth loading %d, and first %d: %+v", c.what, got, probe, m.Stats().Admission)
 		}
 		clock.Advance(51 * time.Second)
-		for range 9 { // probes, after which it is fast
+		for range 9 { // these are probes, after which memory is fast
 			if worth() == 1 {
 				j := loaded(t, m, "a")
 				j.Loaded(time.Millisecond, 2*time.Millisecond, 0)

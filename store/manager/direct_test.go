@@ -9,7 +9,7 @@ import (
 	"github.com/kvlane/kvlane/store/manager"
 )
 
-// A direct job takes no slot and evicts nothing. A second request brings the block to the pools.
+// A direct job uses no slot and evicts no block. A second request brings the block to the pools.
 func TestDirectJobs(t *testing.T) {
 	m, below := openConfig(t, manager.Config{Direct: true}, 2, 1, 1)
 	for _, h := range []string{"c", "d"} {
@@ -39,7 +39,7 @@ func TestDirectJobs(t *testing.T) {
 	}
 }
 
-// Blocks that a worker read through its pool are dropped, unless another job has brought them to
+// Blocks that a worker read through its pool are evicted, unless another job has brought them to
 // all pools.
 func TestWorkersFallBack(t *testing.T) {
 	m, below := openConfig(t, manager.Config{Direct: true}, 4, 1, 1)

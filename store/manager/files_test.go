@@ -16,7 +16,7 @@ import (
 	"github.com/kvlane/kvlane/tier"
 )
 
-// hung is files that do not answer until answer is closed.
+// hung is a file tier that does not answer until answer is closed.
 type hung struct {
 	files
 	asked  chan struct{}
@@ -29,7 +29,7 @@ func (h *hung) Lookup(ctx context.Context, keys []block.Key, states []tier.State
 	return h.files.Lookup(ctx, keys, states)
 }
 
-// A file server that does not answer must not block the scheduler, nor hide blocks in memory.
+// A file server that does not answer must neither block the scheduler nor hide blocks in memory.
 func TestDefectHungFilesStopTheScheduler(t *testing.T) {
 	h := &hung{asked: make(chan struct{}, 100), answer: make(chan struct{})}
 	fs := formats(t, 0, 1, 1)
@@ -58,20 +58,20 @@ func TestDefectHungFilesStopTheScheduler(t *testing.T) {
 				clock.Advance(manager.DefaultFilesMax + 1)
 			}()
 		}
-		states, err := m.Lookup(ctx, ab) // all but the first at once
+		states, err := m.Lookup(ctx, ab) // all calls except the first return at once
 		cancel()
 		if !errors.Is(err, errdefs.ErrBusy) || !slices.Equal(states, []manager.State{manager.InPool, manager.Absent}) {
 			t.Fatalf("lookup %d: %v, %v", i, states, err)
 		}
 	}
 	if n := len(h.asked); n != 0 {
-		t.Errorf("files were asked %d times more while they did not answer", n)
+		t.Errorf("files were called %d more times while they did not answer", n)
 	}
 	if n := m.Stats().Overdue; n != 10 {
 		t.Errorf("%d blocks were overdue, want 10", n)
 	}
 	if _, err := m.Load(t.Context(), ab); !errors.Is(err, errdefs.ErrNotFound) && !errors.Is(err, errdefs.ErrBusy) {
-		t.Errorf("a load of what nobody has seen: %v", err)
+		t.Errorf("a load of an unknown block: %v", err)
 	}
 	close(h.answer)
 	for deadline := time.Now().Add(testkit.Patience()); ; time.Sleep(time.Millisecond) {

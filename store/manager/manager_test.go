@@ -19,7 +19,7 @@ import (
 
 func TestMain(m *testing.M) { testkit.Main(m) }
 
-// files is a file tier of which nothing but lookups is asked.
+// files is a file tier that only supports lookups.
 type files struct {
 	tier.Tier
 	mu    sync.Mutex
@@ -60,7 +60,8 @@ func pool(blocks int, fs block.Formats) func(func(block.Key)) (manager.Pool, err
 	}
 }
 
-// open returns a Manager of so many ranks and page groups, and the ranks' files.
+// open returns a Manager with the given numbers of ranks and page groups, and the file tiers of the
+// ranks.
 func open(t *testing.T, blocks, ranks, groups int) (*manager.Manager, []*files) {
 	t.Helper()
 	return openConfig(t, manager.Config{}, blocks, ranks, groups)
@@ -146,7 +147,7 @@ func TestStoredBlocksAreThere(t *testing.T) {
 		t.Errorf("while they are stored: %v", got)
 	}
 	if _, err := m.Load(t.Context(), named("a")); !errors.Is(err, errdefs.ErrBusy) {
-		t.Errorf("load of what is being stored: %v", err)
+		t.Errorf("load of a block that is being stored: %v", err)
 	}
 	if again := stored(t, m, "b", "a"); len(again.Blocks) != 0 {
 		t.Errorf("stores %v, which another job does", again.Blocks)
@@ -157,7 +158,7 @@ func TestStoredBlocksAreThere(t *testing.T) {
 	if got := states(t, m, "a", "b"); !slices.Equal(got, []manager.State{manager.InPool, manager.Absent}) {
 		t.Errorf("b has failed: %v", got)
 	}
-	// Some worker may have stored b all the same.
+	// A worker may have stored b before the job failed.
 	next := stored(t, m, "b")
 	if got := hashes(next.Evicted); !slices.Equal(got, []string{"b"}) || !slices.Equal(hashes(next.Blocks), []string{"b"}) {
 		t.Errorf("stores %v, evicts %v", next.Blocks, got)
@@ -189,8 +190,8 @@ func TestSpaceIsMadeFromBlocksOfNoJob(t *testing.T) {
 	}
 }
 
-// What is in the files of every rank is there, comes into the pools with a load, and is a miss
-// where one rank has not got it.
+// A block that is in the files of every rank is found, and a load brings it to the pools. It is a
+// miss if one rank does not have it.
 func TestFilesOfAllRanks(t *testing.T) {
 	m, below := open(t, 2, 2, 1)
 	has := func(rank int, hash string) { below[rank].there[formats(t, rank, 2, 1).Key(0, []byte(hash))] = true }
@@ -201,7 +202,7 @@ func TestFilesOfAllRanks(t *testing.T) {
 		t.Fatalf("%v", got)
 	}
 	if _, err := m.Load(t.Context(), named("a", "b")); !errors.Is(err, errdefs.ErrNotFound) {
-		t.Errorf("load of what one rank lacks: %v", err)
+		t.Errorf("load of a block that one rank lacks: %v", err)
 	}
 	j := loaded(t, m, "a")
 	if got := states(t, m, "a"); got[0] != manager.UnderWay {
@@ -305,10 +306,10 @@ func TestCloseCountsJobs(t *testing.T) {
 	}
 }
 
-// worker is the pool of a worker that runs jobs.
+// worker is the pool of a worker that executes jobs.
 type worker struct {
 	pool      map[manager.Block]bool
-	unindexed map[manager.Block]bool // of pool: in slots that the Manager leaves out
+	unindexed map[manager.Block]bool // blocks of the pool in slots that the Manager does not count
 	files     *files
 	keys      block.Formats
 	most      int
@@ -327,9 +328,9 @@ func (w *worker) take(b manager.Block) {
 	w.most = max(w.most, len(w.pool)-len(w.unindexed))
 }
 
-// TestModel has workers do what a manager says, in its order, with blocks lost and jobs that end in
-// any order, directly or not: its index is that of the workers' pools, and no worker ever holds more
-// than its pool has room for.
+// TestModel runs workers that execute the manager's jobs in its order. Blocks are lost, and jobs
+// end in any order, directly or not. The index must always agree with the workers' pools, and no
+// pool may exceed its capacity.
 func TestModel(t *testing.T) {
 	const capacity, universe = 12, 40
 	for seed := range uint64(30) {
@@ -343,7 +344,7 @@ func TestModel(t *testing.T) {
 		type pending struct {
 			job    *manager.Job
 			failed []int
-			pooled []int // of a direct job: blocks in the pool of a worker
+			pooled []int // for a direct job: blocks in the pool of a worker
 		}
 		finish := func(p pending) {
 			if err := p.job.FellBack(p.pooled...); err != nil {
@@ -409,7 +410,7 @@ func TestModel(t *testing.T) {
 						w.drop(bs[:1])
 						delete(w.files.there, w.keys.Key(bs[0].Group, []byte(bs[0].Hash)))
 					}
-					for i := range jobs { // a job that has not ended reports it
+					for i := range jobs { // a running job reports it
 						if at := slices.Index(jobs[i].job.Blocks, bs[0]); at >= 0 {
 							jobs[i].failed = append(jobs[i].failed, at)
 						}
@@ -430,7 +431,7 @@ func TestModel(t *testing.T) {
 		for _, p := range jobs {
 			finish(p)
 		}
-		// The next job has all evicted blocks.
+		// The next job contains all evicted blocks.
 		last := stored(t, m)
 		end(t, last)
 		for _, w := range workers {

@@ -33,7 +33,7 @@ func TestLatencyBuckets(t *testing.T) {
 	}
 	for i, b := range LatencyBounds[1:] {
 		if b <= LatencyBounds[i] {
-			t.Errorf("bound %v comes after %v", b, LatencyBounds[i])
+			t.Errorf("bound %v follows %v", b, LatencyBounds[i])
 		}
 	}
 	if n := testing.AllocsPerRun(100, func() { l.Observe(time.Millisecond) }); n != 0 {
@@ -41,8 +41,7 @@ func TestLatencyBuckets(t *testing.T) {
 	}
 }
 
-// BenchmarkLatency measures the cost of timing a task: two readings of the clock, and an
-// observation.
+// BenchmarkLatency measures the cost of timing a task: two clock readings and an observation.
 func BenchmarkLatency(b *testing.B) {
 	var l Histogram
 	b.Run("observe 50us", func(b *testing.B) {

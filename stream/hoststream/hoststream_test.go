@@ -15,7 +15,8 @@ import (
 	"github.com/kvlane/kvlane/stream/hoststream"
 )
 
-// internal/acceptance tests the order of loads and dumps of an engine with host streams, also on GPUs.
+// Package internal/acceptance tests the order of loads and dumps of an engine with host streams,
+// also on GPUs.
 
 func TestMain(m *testing.M) { testkit.Main(m) }
 
@@ -28,7 +29,8 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// rig is a simulated device with an adopted stream of a program. The program waits for open.
+// rig is a simulated device with an adopted stream of a host program. The stream waits until open
+// is called.
 type rig struct {
 	dev   *sim.Device
 	queue *sim.Queue
@@ -43,7 +45,7 @@ func newRig(t *testing.T) *rig {
 	must(t, err)
 	q, err := dev.OpenQueue(device.QueueOptions{})
 	must(t, err)
-	r := &rig{dev: dev, queue: q.(*sim.Queue)} //nolint:errcheck,forcetypeassert // it always is
+	r := &rig{dev: dev, queue: q.(*sim.Queue)} //nolint:errcheck,forcetypeassert // always true
 	r.word, err = dev.AllocHost(64)
 	must(t, err)
 	raw, err := dev.AdoptStream(r.queue.Handle())
@@ -62,7 +64,7 @@ func newRig(t *testing.T) *rig {
 	return r
 }
 
-// open lets the program go on.
+// open lets the stream of the program continue.
 func (r *rig) open() { hostmem.StoreUint64(r.word.Bytes(), 1) }
 
 // recorded returns a dependency on all work of the program.
@@ -116,7 +118,7 @@ func TestCloseResolvesRecordedWork(t *testing.T) {
 	}
 }
 
-// task is a task that streams wait for.
+// task is a task that streams can wait for.
 type task struct{ hoststream.Load }
 
 func TestStreamWaitsForShards(t *testing.T) {

@@ -15,16 +15,16 @@ import (
 
 var errStillRuns = errors.New("the hardware still runs")
 
-// rig is a stream over hardware that does what the test says.
+// rig is a stream over simulated hardware that the test controls.
 type rig struct {
 	s *ordered.Stream
 
 	mu     sync.Mutex
-	room   int // for how many parts there is
+	room   int // number of parts that can be issued
 	issued []uint64
 	runs   bool // the hardware cannot be stopped
 	freed  int
-	free   error // of the next attempt to free
+	free   error // result of the next attempt to free
 }
 
 func newRig(depth int) *rig {
@@ -50,7 +50,7 @@ func (r *rig) giveBack() error {
 	return r.free
 }
 
-// set changes the rig, and lets the stream see that.
+// set changes the rig and lets the stream detect the change.
 func (r *rig) set(change func()) {
 	r.mu.Lock()
 	change()
@@ -66,13 +66,13 @@ func (r *rig) close(t *testing.T) {
 	}
 }
 
-// batch is a batch of several parts. Its fields are guarded by rig.mu once it is submitted.
+// batch is a batch of several parts. Its fields are guarded by rig.mu after it is submitted.
 type batch struct {
 	ordered.Batch
 	rig    *rig
 	ticket *stream.Ticket
 
-	parts    int // left to issue
+	parts    int // parts that are not yet issued
 	inFlight int
 	finished bool
 	onIssue  func()
@@ -110,7 +110,7 @@ func (b *batch) Finish(verdict error) (stream.Completion, error) {
 	return stream.Completion{Bytes: int64(b.ID())}, verdict
 }
 
-// land ends parts of the batch.
+// land completes parts of the batch.
 func (b *batch) land(parts int) { b.rig.set(func() { b.landed(parts) }) }
 
 func (b *batch) landed(parts int) {
@@ -136,7 +136,7 @@ func (r *rig) submit(t *testing.T, parts int, after ...mem.Dependency) *batch {
 	return b
 }
 
-// wantDone checks which of the batches have resolved.
+// wantDone checks which batches have resolved, one character for each.
 func wantDone(t *testing.T, want string, all ...*batch) {
 	t.Helper()
 	got := ""

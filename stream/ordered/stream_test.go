@@ -16,7 +16,8 @@ import (
 
 var errHardware = errors.New("it went wrong")
 
-// TestAdmission: a full stream blocks Submit until its context ends, and what is refused leaves nothing behind.
+// TestAdmission checks that a full stream blocks Submit until its context ends, and that a refused
+// batch leaves nothing behind.
 func TestAdmission(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(2)
@@ -48,7 +49,8 @@ func TestAdmission(t *testing.T) {
 	})
 }
 
-// TestOrder: batches are issued in order, part by part as there is room, and resolve in order, whatever lands first.
+// TestOrder checks that batches are issued in order, part by part as space permits, and resolve in
+// order, in whatever order parts complete.
 func TestOrder(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(8)
@@ -71,7 +73,8 @@ func TestOrder(t *testing.T) {
 	})
 }
 
-// TestDependencies: an unmet dependency holds up the batch and all behind it; one that failed fails the batch alone.
+// TestDependencies checks that an unresolved dependency delays its batch and all later ones. A
+// failed dependency fails only its batch.
 func TestDependencies(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(8)
@@ -96,8 +99,9 @@ func TestDependencies(t *testing.T) {
 	})
 }
 
-// TestBreak: what is before the failure succeeds, what is behind it fails with the cause, issued or not, and nothing more is
-// admitted. Of two failures the one that comes first in the stream's order is the cause.
+// TestBreak checks a failure: earlier batches succeed, later ones fail with the cause whether or
+// not they were issued, and no more are admitted. Of two failures the one that is first in the
+// stream's order is the cause.
 func TestBreak(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(8)
@@ -127,8 +131,8 @@ func TestBreak(t *testing.T) {
 	})
 }
 
-// TestConsequence: a failure that is the consequence of another breaks what is not broken, is no cause where there is one, and
-// gives way to what it was the consequence of.
+// TestConsequence checks a failure that is the consequence of another. It breaks the stream if no
+// failure has before. It never replaces another cause, and its own cause replaces it.
 func TestConsequence(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(8)
@@ -147,7 +151,8 @@ func TestConsequence(t *testing.T) {
 	})
 }
 
-// TestBreakOfNoBatch: the oldest unresolved batch fails with it; where there is none, Close tells, once.
+// TestBreakOfNoBatch checks a failure that belongs to no batch. The oldest unresolved batch fails
+// with it. If there is none, Close returns it once.
 func TestBreakOfNoBatch(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(8)
@@ -169,7 +174,8 @@ func TestBreakOfNoBatch(t *testing.T) {
 	})
 }
 
-// TestCancel: no more of the batch is issued, it resolves only when what was issued has landed, and it fails alone.
+// TestCancel checks that no more parts of a canceled batch are issued, that it resolves only after
+// its issued parts have completed, and that other batches are not affected.
 func TestCancel(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(8)
@@ -192,8 +198,9 @@ func TestCancel(t *testing.T) {
 	})
 }
 
-// TestClose: what has not started is cancelled, what has is waited for, and until then Close is ErrBusy, as often as it is
-// called. What could not be given back is tried again.
+// TestClose checks that Close cancels batches that have not started and waits for the others. Until
+// then it returns ErrBusy at each call. Resources that could not be freed are freed by a later
+// call.
 func TestClose(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(8)
@@ -216,8 +223,8 @@ func TestClose(t *testing.T) {
 	})
 }
 
-// TestQuarantine: a batch of which nothing tells when it has landed, and all behind it, stay unresolved until the hardware is
-// proved to have stopped.
+// TestQuarantine checks a batch whose completion cannot be detected. It and all later batches stay
+// unresolved until the hardware has stopped.
 func TestQuarantine(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(8)
@@ -245,7 +252,8 @@ func TestQuarantine(t *testing.T) {
 	})
 }
 
-// TestCall: a call comes after all that was submitted before it, holds up what comes after it, and takes a place meanwhile.
+// TestCall checks that a call runs after all earlier batches and before all later ones, and
+// occupies one place of the queue.
 func TestCall(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(8)
@@ -285,7 +293,8 @@ func TestCall(t *testing.T) {
 	})
 }
 
-// TestCallIsUndone: who gives up while the call is made does not keep what it made.
+// TestCallIsUndone checks that the effect of a call is undone if its caller's context ends
+// meanwhile.
 func TestCallIsUndone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(8)
@@ -313,7 +322,8 @@ func TestCallIsUndone(t *testing.T) {
 	})
 }
 
-// TestConcurrent has many submit, cancel and land at once: every ticket resolves, after all before it.
+// TestConcurrent submits, cancels and completes batches concurrently. Every ticket must resolve,
+// after all earlier ones.
 func TestConcurrent(t *testing.T) {
 	r := newRig(16)
 	var mu sync.Mutex

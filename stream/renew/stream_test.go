@@ -16,11 +16,11 @@ import (
 
 func TestMain(m *testing.M) { testkit.Main(m) }
 
-// fakeStream resolves each batch at once, and fails as its fields require.
+// fakeStream resolves each batch at once, or fails as its fields demand.
 type fakeStream struct {
 	stream.Stream
-	refusal   error // of Submit
-	failures  int   // of Close
+	refusal   error // error of Submit
+	failures  int   // number of failures of Close
 	submitted int
 	closed    bool
 }
@@ -44,7 +44,8 @@ func (f *fakeStream) Close(context.Context) error {
 	return nil
 }
 
-// open returns a Stream over streams, in this order, and the number of retries and the causes of reopening.
+// open returns a Stream over streams, in this order, the number of retries, and the causes for
+// which streams were reopened.
 func open(streams ...*fakeStream) (s *renew.Stream, retries *int, causes *[]error) {
 	retries, causes = new(int), new([]error)
 	s = renew.New(renew.Options{
@@ -78,7 +79,7 @@ func TestBrokenStreamIsReplaced(t *testing.T) {
 		t.Errorf("close: %v, %v", reported, err)
 	}
 	if !broken.closed || !good.closed {
-		t.Errorf("closed: the broken stream %v, the other %v", broken.closed, good.closed)
+		t.Errorf("closed: the broken stream %v, the second stream %v", broken.closed, good.closed)
 	}
 }
 

@@ -16,7 +16,7 @@ import (
 	streamcopy "github.com/kvlane/kvlane/stream/copy"
 )
 
-// fullStream has no space.
+// fullStream is a stream without space: Submit waits until its context ends.
 type fullStream struct{ stream.Stream }
 
 func (fullStream) Submit(ctx context.Context, _ *mem.Batch) (*stream.Ticket, error) {
@@ -38,9 +38,9 @@ func within(t *testing.T, what string, f func()) {
 	}
 }
 
-// TestDefectMoverWaitsForAStuckStreamWithoutEnd checks that a full stream fails the next transfer
-// after a while, without beginning it, and that a stream that is being opened delays Close only
-// until its context ends.
+// TestDefectMoverWaitsForAStuckStreamWithoutEnd checks that a transfer on a full stream fails after
+// a while without starting, and that a stream that is being opened delays Close only until its
+// context ends.
 func TestDefectMoverWaitsForAStuckStreamWithoutEnd(t *testing.T) {
 	m := NewMover(func() (stream.Stream, error) { return fullStream{}, nil })
 	m.patience = 10 * time.Millisecond
@@ -81,8 +81,8 @@ func TestDefectMoverWaitsForAStuckStreamWithoutEnd(t *testing.T) {
 	}
 }
 
-// TestMoverClosesWhatBrokeUnseen has a device that does not report the end of a copy. The copy ends
-// when its stream is closed, and the next one uses another stream.
+// TestMoverClosesWhatBrokeUnseen uses a device that does not report the end of a copy. The copy
+// must end when its stream is closed, and the next copy must use another stream.
 func TestMoverClosesWhatBrokeUnseen(t *testing.T) {
 	plan := fault.New(1)
 	dev, err := sim.Open(sim.Options{Faults: plan})

@@ -29,7 +29,7 @@ func TestMain(m *testing.M) { testkit.Main(m) }
 
 const access = rdma.AccessLocalWrite | rdma.AccessRemoteWrite | rdma.AccessRemoteRead
 
-// gpuRig is a loopback queue pair between pinned memory and the memory of a simulated GPU.
+// gpuRig is a loopback queue pair between pinned memory and memory of a simulated GPU.
 type gpuRig struct {
 	cq         rdma.CQ
 	qp         rdma.QP
@@ -114,11 +114,11 @@ func TestGPUMemory(t *testing.T) {
 	r.shuffle(t, rdma.WRRDMARead, 7)
 	good(t, r.cq, 1)
 	if !bytes.Equal(r.host.Bytes(), want) {
-		t.Error("the bytes that went to the device are not those that came back")
+		t.Error("the bytes read back from the device differ from those written")
 	}
 }
 
-// TestGPUFails checks that the failure of the stream is the cause of the completion's error.
+// TestGPUFails checks that the error of a completion contains the failure of the stream.
 func TestGPUFails(t *testing.T) {
 	plan := fault.New(1, fault.Nth(sim.OpWork, 0).Fail(nil))
 	r := newGPURig(t, plan)

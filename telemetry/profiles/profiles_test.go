@@ -16,7 +16,7 @@ import (
 
 func TestMain(m *testing.M) { testkit.Main(m) }
 
-// Profiles are this machine's alone, whatever form the address of others has.
+// Profiles are served only on loopback addresses, whatever the form of the address.
 func TestProfilesAreServedOnLoopbackAlone(t *testing.T) {
 	for _, addr := range []string{":0", "0.0.0.0:0", "[::]:0", "192.0.2.1:0", "[::ffff:192.0.2.1]:0", "localhost.example:0", "nowhere", ""} {
 		srv, err := profiles.Serve(t.Context(), addr)
@@ -39,7 +39,8 @@ func TestProfilesAreServedOnLoopbackAlone(t *testing.T) {
 	}
 }
 
-// A profile that is being taken does not hold up the end, and is there as far as it got.
+// Close of the server does not wait for a profile that is being recorded. The client gets the part
+// recorded so far.
 func TestProfileEndsWithItsServer(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
@@ -85,12 +86,13 @@ func TestProfileEndsWithItsServer(t *testing.T) {
 		t.Error(err)
 	}
 	got := <-taken
-	if got.err != nil || len(got.body) < 2 || got.body[0] != 0x1f || got.body[1] != 0x8b { // gzip, as profiles are
+	if got.err != nil || len(got.body) < 2 || got.body[0] != 0x1f || got.body[1] != 0x8b { // gzip, the format of profiles
 		t.Errorf("%d bytes, %v", len(got.body), got.err)
 	}
 }
 
-// A web page that has a name of its own resolve to this machine gets no profile: its requests name that host.
+// A web page whose host name resolves to this machine gets no profile, because its requests contain
+// that name.
 func TestProfilesAreRefusedToOtherHosts(t *testing.T) {
 	srv, err := profiles.Serve(t.Context(), "127.0.0.1:0")
 	if err != nil {

@@ -73,15 +73,15 @@ func TestConformanceOfSlotTier(t *testing.T) {
 	f := tiertest.NewFormat(t)
 	tiertest.Run(t, tiertest.Config{
 		Format: f, Bounded: true,
-		// A plan that has rules, none of which picks anything.
+		// A plan with a rule that never applies.
 		Open: func(t *testing.T, capacity int) tier.Tier {
 			return faulty.NewSlots(openCache(t, f, capacity), fault.New(1, fault.Rate(faulty.OpPut, 0)), nil)
 		},
 	})
 }
 
-// script runs all operations, releases what it took, and returns all errors. Blocks that it reads
-// are correct or an error.
+// script runs all operations, releases everything and returns all errors. It fails the test if a
+// block without an error has wrong bytes.
 func script(t *testing.T, f block.Format, tr tier.Tier) error {
 	t.Helper()
 	const n = 6
@@ -145,8 +145,8 @@ func slotScript(t *testing.T, f block.Format, st tier.SlotTier, note func(error)
 	}
 }
 
-// Every operation is made to fail in turn, wholly and half way. No failure goes unreported, and
-// nothing is left pinned.
+// Each operation fails in turn, completely and half-way. Every failure must be reported, and no
+// block may stay pinned.
 func TestFailTheNth(t *testing.T) {
 	f := tiertest.NewFormat(t)
 	tiers := map[string]struct {
@@ -189,7 +189,7 @@ func failNth(t *testing.T, f block.Format, open func(*fault.Plan) tier.Tier, op 
 		tr := open(plan)
 		err := script(t, f, tr)
 		if lost := plan.Unreported(err); len(lost) != 0 {
-			t.Fatalf("%s %d: faults that nobody heard of: %v", op, n, lost)
+			t.Fatalf("%s %d: unreported faults: %v", op, n, lost)
 		}
 		if err := tr.Close(context.WithoutCancel(t.Context())); err != nil {
 			t.Fatal(err)
@@ -329,7 +329,7 @@ func TestDelayAndStallEndWithTheContext(t *testing.T) {
 					t.Errorf("retain: %v", err)
 				}
 				if d := time.Since(begin); d != time.Minute {
-					t.Errorf("it took %s", d)
+					t.Errorf("the call returned after %s", d)
 				}
 			})
 		})

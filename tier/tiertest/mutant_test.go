@@ -44,9 +44,9 @@ func openCache(t *testing.T, f block.Format, n int) *cache.Tier {
 	return c
 }
 
-// The mutants: tiers with one defect each.
+// The mutants are tiers with one defect each.
 
-// optimist reports every block it was asked for as a hit.
+// optimist reports every block as a hit.
 type optimist struct{ *cache.Tier }
 
 func (o optimist) Lookup(ctx context.Context, keys []block.Key, states []tier.State) error {
@@ -59,7 +59,7 @@ func (o optimist) Lookup(ctx context.Context, keys []block.Key, states []tier.St
 	return err
 }
 
-// forgetful takes a Put for done that it refused.
+// forgetful reports success for a Put that it refused.
 type forgetful struct{ *cache.Tier }
 
 func (f forgetful) Put(ctx context.Context, key block.Key, src mem.Extent) error {
@@ -80,7 +80,7 @@ func (l loose) Retain(ctx context.Context, keys []block.Key) (int, error) {
 
 func (l loose) Release([]block.Key) {}
 
-// gappy continues after a missing block, and so pins more than it returns.
+// gappy continues behind a missing block, so it pins more blocks than it reports.
 type gappy struct{ *cache.Tier }
 
 func (g gappy) Retain(ctx context.Context, keys []block.Key) (int, error) {
@@ -91,7 +91,7 @@ func (g gappy) Retain(ctx context.Context, keys []block.Key) (int, error) {
 	return n, err
 }
 
-// together fails all blocks if one fails.
+// together fails all blocks of a PutMany if one fails.
 type together struct{ *cache.Tier }
 
 func (m together) PutMany(ctx context.Context, keys []block.Key, srcs []mem.Extent, errs []error) {
@@ -116,7 +116,7 @@ func (c careless) Read(ctx context.Context, key block.Key, dst mem.Extent) error
 	return nil
 }
 
-// disordered evicts the beginning of a prompt first.
+// disordered evicts the start of a prompt first.
 type disordered struct{ *cache.Tier }
 
 func (disordered) SetOrder(*tier.Order) {}
@@ -132,8 +132,7 @@ func (d disordered) Retain(ctx context.Context, keys []block.Key) (int, error) {
 	return len(keys), nil
 }
 
-// TestSuiteCatchesMutants runs the suite on each mutant in a process of its own, where it has to
-// fail.
+// TestSuiteCatchesMutants runs the suite on each mutant in a separate process. The suite must fail.
 func TestSuiteCatchesMutants(t *testing.T) {
 	f := tiertest.NewFormat(t)
 	mutants := map[string]func(t *testing.T, n int) tier.Tier{

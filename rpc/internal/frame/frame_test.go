@@ -24,18 +24,18 @@ func TestMain(m *testing.M) { testkit.Main(m) }
 
 var limits = frame.Limits{Body: 64 << 20, Meta: 1 << 20, Stall: 10 * time.Second}
 
-// deliver returns a connection from which b can be read in pieces of the given sizes, then the end.
+// deliver returns a connection that delivers b in pieces of the given sizes and is then closed.
 func deliver(t *testing.T, b []byte, piece func() int) net.Conn {
 	t.Helper()
 	in, out := net.Pipe()
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		defer func() { _ = out.Close() }() // the end of the stream
+		defer func() { _ = out.Close() }() // end of the stream
 		for len(b) > 0 {
 			n := min(piece(), len(b))
 			if _, err := out.Write(b[:n]); err != nil {
-				return // the reader gave up
+				return // the reader has stopped
 			}
 			b = b[n:]
 		}
@@ -79,14 +79,14 @@ func name(k frame.Kind) string {
 
 var summary = regexp.MustCompile(`^@\d+ \w+ body=\d+ meta=\d+ payload\+attachment=\d+`)
 
-// malformed are the captures of requests that end the connection.
+// malformed lists the captured requests that end the connection.
 var malformed = map[string]error{
 	"raw-badmagic": errdefs.ErrMismatch, "raw-body-max": errdefs.ErrNoSpace, "raw-meta-gt-body": errdefs.ErrInvalid,
 	"raw-ok-then-bad": errdefs.ErrMismatch, "raw-body-64M": io.ErrUnexpectedEOF,
 }
 
-// TestCapturedFrames splits each captured direction into frames: whole, bytewise and in random
-// pieces.
+// TestCapturedFrames splits each captured direction into frames. The bytes arrive at once, one by
+// one, and in random pieces.
 func TestCapturedFrames(t *testing.T) {
 	frames := 0
 	for _, c := range golden.Load(t, "../../testdata/golden") {
@@ -119,8 +119,7 @@ func TestCapturedFrames(t *testing.T) {
 	t.Logf("%d frames", frames)
 }
 
-// TestCapturedMetas decodes each meta that the peer wrote and encodes it again: the bytes are
-// equal.
+// TestCapturedMetas decodes each captured meta and encodes it again. The bytes must be equal.
 func TestCapturedMetas(t *testing.T) {
 	metas := 0
 	for _, c := range golden.Load(t, "../../testdata/golden") {
@@ -129,7 +128,7 @@ func TestCapturedMetas(t *testing.T) {
 		}
 		for _, d := range c.Directions {
 			if d.ToServer && c.Client == "raw bytes" || d.Cut {
-				continue // made by hand
+				continue // hand-made
 			}
 			for b := d.Bytes; len(b) >= frame.HeaderBytes; {
 				h, err := frame.Parse(b)

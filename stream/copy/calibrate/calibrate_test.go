@@ -38,12 +38,12 @@ func openSim(t *testing.T, o sim.Options) *sim.Device {
 	return dev
 }
 
-// small is a calibration that a simulated device does in no time.
+// small returns options for a calibration that a simulated device completes at once.
 func small() calibrate.Options {
 	return calibrate.Options{Bytes: 1 << 20, Sizes: []int64{1 << 10, 8 << 10, 64 << 10}, Budget: 50 * time.Millisecond}
 }
 
-// opener opens streams of dev as the façade does.
+// opener opens streams of dev as the engine does.
 func opener(dev device.Device) calibrate.Opener {
 	return func(path stream.Path, ctas int) (stream.Stream, error) {
 		return streamcopy.Open(dev, streamcopy.Options{Path: path, CTAs: ctas})
@@ -65,7 +65,7 @@ func TestSimulatedDevice(t *testing.T) {
 		t.Fatal(err)
 	}
 	if r.Profile.Source != calibrate.SourceSimulated || r.Storable() {
-		t.Errorf("source %q, storable %v: a simulated device says nothing about a machine", r.Profile.Source, r.Storable())
+		t.Errorf("source %q, storable %v: want a result that cannot be stored, from a simulated device", r.Profile.Source, r.Storable())
 	}
 	measured := make(map[stream.Path]int)
 	for _, m := range r.Profile.Models {
@@ -102,12 +102,12 @@ func TestSimulatedDevice(t *testing.T) {
 	}
 }
 
-// machine is a device whose streams take exactly as long as it is told, by a clock of its own.
+// machine is a device whose streams take exactly the configured times on a fake clock.
 type machine struct {
 	t     *testing.T
 	dev   *sim.Device
 	clock *clockwork.FakeClock
-	cost  func(w work) float64 // nanoseconds
+	cost  func(w work) float64 // returns nanoseconds
 	has   func(path stream.Path) bool
 	says  func(path stream.Path) stream.Path
 	fails error
@@ -133,9 +133,9 @@ func honest(w work) float64 {
 	case stream.PathStaged:
 		return 30000 + float64(n)*(1+float64(size)/54)
 	case stream.PathNIC:
-		each := 100.0 // a request
+		each := 100.0 // for each request
 		if w.side == plan.Contiguous {
-			each /= 16 // which is of that many pages
+			each /= 16 // a request covers that many pages
 		}
 		return 5000 + float64(n)*(each+float64(size)/46)
 	case stream.PathNone, stream.PathPosix, stream.PathURing, stream.PathCuFile, stream.PathNICSoft:
@@ -155,7 +155,7 @@ func (m *machine) options() calibrate.Options {
 	return calibrate.Options{Clock: m.clock, Bytes: 8 << 20, Budget: 400 * time.Millisecond}
 }
 
-// realDevice is a simulated device that does not say so.
+// realDevice is a simulated device that does not report that it is simulated.
 type realDevice struct{ device.Device }
 
 func (d realDevice) Info() device.Info {
@@ -177,7 +177,7 @@ type clocked struct {
 }
 
 func (s *clocked) Submit(_ context.Context, b *mem.Batch) (*stream.Ticket, error) {
-	if b.Pieces() <= 256 { // longer ones are made the same way, and there are many
+	if b.Pieces() <= 256 { // longer batches are built in the same way, and would be slow to check
 		if err := b.Validate(); err != nil {
 			s.m.t.Errorf("a bad batch: %v", err)
 		}
@@ -194,7 +194,7 @@ func (s *clocked) Submit(_ context.Context, b *mem.Batch) (*stream.Ticket, error
 	return t, nil
 }
 
-// work is b as the machine sees it. It tells the host's side by the region.
+// work describes b for the cost model. The region identifies the side of the host.
 func (s *clocked) work(b *mem.Batch) work {
 	if b.Paged != nil {
 		g := &b.Paged.Groups[0]
@@ -223,7 +223,8 @@ func (s *clocked) work(b *mem.Batch) work {
 
 func (s *clocked) Close(context.Context) error { return nil }
 
-// TestFindsTheTruth calibrates a machine whose costs are known, with the default options, and compares predictions.
+// TestFindsTheTruth calibrates a machine with known costs, using the default options, and compares
+// predictions with these costs.
 func TestFindsTheTruth(t *testing.T) {
 	m := newMachine(t)
 	m.has = func(p stream.Path) bool { return p != stream.PathStaged }
@@ -240,7 +241,7 @@ func TestFindsTheTruth(t *testing.T) {
 		t.Errorf("missing %+v, want the staged path, once", r.Missing)
 	}
 	if r.Took > 2*o.Budget {
-		t.Errorf("it took %v", r.Took)
+		t.Errorf("it lasted %v", r.Took)
 	}
 	if g := r.Profile.GBps[plan.H2D]; math.Abs(g-54) > 2 {
 		t.Errorf("one large copy at %.1f GB/s, want 54", g)
@@ -263,7 +264,8 @@ func TestFindsTheTruth(t *testing.T) {
 	}
 }
 
-// TestEveryPathOfADeviceIsMeasured: a path that is not would never be chosen.
+// TestEveryPathOfADeviceIsMeasured checks that all paths are measured, because others would never
+// be chosen.
 func TestEveryPathOfADeviceIsMeasured(t *testing.T) {
 	m := newMachine(t)
 	r, err := m.run(m.options())
@@ -283,7 +285,7 @@ func TestMedianOfWhatTimeAllows(t *testing.T) {
 	o.Bytes, o.Budget, o.Sizes = 16<<20, calibrate.DefaultBudget, []int64{4 << 10, 64 << 10}
 	rng := rand.New(rand.NewPCG(8, 8))
 	m.cost = func(w work) float64 {
-		// One batch in seven is hit by something.
+		// One batch in seven is disturbed.
 		if rng.IntN(7) == 0 {
 			return 3 * honest(w)
 		}
@@ -310,7 +312,8 @@ func TestMedianOfWhatTimeAllows(t *testing.T) {
 	}
 }
 
-// TestSomebodyCame: what was measured beside somebody who came while it was is shown, and not stored.
+// TestSomebodyCame checks that a measurement that another user of the device has disturbed is
+// returned, but is not storable.
 func TestSomebodyCame(t *testing.T) {
 	m := newMachine(t)
 	start := m.clock.Now()
@@ -325,11 +328,12 @@ func TestSomebodyCame(t *testing.T) {
 		t.Fatal(err)
 	}
 	if r.Loaded == "" || r.Storable() {
-		t.Error("nobody noticed")
+		t.Error("the disturbance was not detected")
 	}
 }
 
-// TestUnderLoad: a device that others use is not measured. Whoever has time waits until they have left.
+// TestUnderLoad checks that a device in use is not measured. If there is time, the calibration
+// waits until it is idle.
 func TestUnderLoad(t *testing.T) {
 	const busy = 700 * time.Millisecond
 	for name, load := range map[string]func(w work, n int) float64{
@@ -371,13 +375,14 @@ func TestUnderLoad(t *testing.T) {
 				t.Fatalf("%+v, %v after they have left", r, err)
 			}
 			if r.Took < busy {
-				t.Errorf("it took %v, of which others had %v", r.Took, busy)
+				t.Errorf("it lasted %v, during which others used %v", r.Took, busy)
 			}
 		})
 	}
 }
 
-// TestLittleMemory: where the default size is not to be had, less will do.
+// TestLittleMemory checks that the calibration uses less memory if the default size is not
+// available.
 func TestLittleMemory(t *testing.T) {
 	m := newMachine(t)
 	m.dev = openSim(t, sim.Options{MemoryBytes: 200 << 20})
@@ -438,7 +443,8 @@ func TestFailuresAreReported(t *testing.T) {
 	}
 }
 
-// TestEveryFault fails operation N of the device for N = 0, 1, 2 ... Each must be reported, and nothing left behind.
+// TestEveryFault fails operation N of the device for N = 0, 1, 2, ... Each failure must be
+// reported, and no resource may be left.
 func TestEveryFault(t *testing.T) {
 	for _, op := range []string{sim.OpAlloc, sim.OpAllocHost, sim.OpOpen, sim.OpRecord, sim.OpWork} {
 		t.Run(op, func(t *testing.T) {
@@ -451,7 +457,7 @@ func TestEveryFault(t *testing.T) {
 					return
 				}
 				if !errors.Is(err, cause) {
-					t.Fatalf("fault %d went unreported: %v", n, err)
+					t.Fatalf("fault %d was not reported: %v", n, err)
 				}
 			}
 		})

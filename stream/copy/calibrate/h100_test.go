@@ -10,7 +10,7 @@ import (
 	"github.com/kvlane/kvlane/stream/copy/plan"
 )
 
-// work is a batch as h100 sees it.
+// work describes a batch for h100.
 type work struct {
 	path stream.Path
 	ctas int
@@ -20,9 +20,10 @@ type work struct {
 	size int64
 }
 
-// h100 is about what an H100 takes for a batch, in nanoseconds. It has what makes that machine hard to predict: engines that
-// become another below 32 KiB, kernels whose first copies cost nothing and whose small ones are bound by the CPU that
-// describes them, and a pipeline to fill.
+// h100 returns the approximate time of a batch on an H100 in nanoseconds. It models the properties
+// that make prediction hard: engines that behave differently below 32 KiB, kernels whose first
+// copies cost nothing and whose small copies are limited by the CPU that describes them, and a
+// pipeline that must fill.
 func h100(w work) float64 {
 	n, size := float64(w.n), float64(w.size)
 	in := w.dir == plan.H2D
@@ -65,7 +66,7 @@ func kernel(w work, launch, all, link float64) float64 {
 	return max(launch+max(first, n*size/rate), 3000+18*n)
 }
 
-// disturbed is noisy, and something holds up one batch in thirty by half its time.
+// disturbed is noisy, and one batch in thirty is delayed by half of its time.
 func disturbed(rng *rand.Rand, w work) float64 {
 	took := noisy(rng, w)
 	if rng.IntN(30) == 0 {
@@ -74,7 +75,7 @@ func disturbed(rng *rand.Rand, w work) float64 {
 	return took
 }
 
-// noisy is h100 with a normal error of 5%.
+// noisy returns h100 with a normally distributed error of 5%.
 func noisy(rng *rand.Rand, w work) float64 {
 	return h100(w) * (1 + 0.05*min(max(rng.NormFloat64(), -3), 3))
 }
@@ -87,8 +88,8 @@ var (
 	}
 )
 
-// calibrated returns the profile of an H100 whose batches take so long, as calibration finds it. A calibration that a
-// disturbance spoiled is repeated, as an engine would the next time.
+// calibrated returns the profile that calibration measures on a simulated H100 with the given
+// times. A calibration that is spoiled by a disturbance is repeated, as an engine would.
 func calibrated(t *testing.T, rng *rand.Rand, takes func(*rand.Rand, work) float64) plan.Profile {
 	t.Helper()
 	m := newMachine(t)
@@ -101,7 +102,7 @@ func calibrated(t *testing.T, rng *rand.Rand, takes func(*rand.Rand, work) float
 			t.Fatal(err)
 		}
 		if r.Took > calibrate.DefaultBudget*5/4 {
-			t.Errorf("it took %v", r.Took)
+			t.Errorf("it lasted %v", r.Took)
 		}
 		if r.Storable() {
 			return r.Profile

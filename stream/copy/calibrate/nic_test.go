@@ -15,12 +15,12 @@ import (
 	"github.com/kvlane/kvlane/stream/copy/plan"
 )
 
-// announced is a NIC that notes what it is told of memory.
+// announced is a NIC that records registrations of memory.
 type announced struct {
 	regions                    []*mem.Region
 	registerErr, unregisterErr error
-	taken                      int           // back
-	kept                       []*mem.Region // that were not
+	taken                      int           // number of calls of Unregister
+	kept                       []*mem.Region // regions that Unregister failed to release
 }
 
 func (a *announced) nic() *calibrate.NIC { return &calibrate.NIC{Path: stream.PathNIC, Memory: a} }
@@ -43,8 +43,8 @@ func (a *announced) Unregister(_ context.Context, regions ...*mem.Region) error 
 	return a.unregisterErr
 }
 
-// TestMeasuresANIC: what a NIC takes is found as what the device's paths take is, for both placements on the host's side, and the
-// planner takes it for the batches that it is the fastest for.
+// TestMeasuresANIC checks that a NIC is measured like the device's paths, for both host
+// arrangements, and that the planner uses it for the batches for which it is the fastest.
 func TestMeasuresANIC(t *testing.T) {
 	m := newMachine(t)
 	m.has = func(p stream.Path) bool {
@@ -91,8 +91,8 @@ func TestMeasuresANIC(t *testing.T) {
 	}
 }
 
-// TestNICThatCannotBeMeasured: memory that it does not reach leaves it out; any other failure is told, and memory that it does not
-// let go of is not freed.
+// TestNICThatCannotBeMeasured checks failures of a NIC. If it does not support the memory, it is
+// left out. Other failures are reported. Memory that it does not release is not freed.
 func TestNICThatCannotBeMeasured(t *testing.T) {
 	m := newMachine(t)
 	a := &announced{registerErr: errdefs.ErrNotSupported}
@@ -102,7 +102,7 @@ func TestNICThatCannotBeMeasured(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !slices.ContainsFunc(r.Missing, func(m calibrate.Missing) bool { return m.Path == stream.PathNIC }) || a.taken != 1 { // of which it may have kept a part
+	if !slices.ContainsFunc(r.Missing, func(m calibrate.Missing) bool { return m.Path == stream.PathNIC }) || a.taken != 1 { // it may have kept a part of the memory
 		t.Errorf("missing: %+v; taken back %d times", r.Missing, a.taken)
 	}
 	for name, a := range map[string]*announced{

@@ -12,14 +12,16 @@ import (
 	"github.com/kvlane/kvlane/stream/copy/plan"
 )
 
-// TestRegret calibrates an H100 with noise and then copies with it, at every size from 256 B to 16 MiB and every count from 1
-// to 100,000, of 4 GiB at most. After some batches at a point, what the planner's choices really take must be within 10% of
-// the best single path, and of one copy a block and of batched copies: at all points but one in four hundred, where a
-// path was measured much too slow and not tried often enough since. What it tries to learn more, and the batches before it
-// has learned, must cost little: 1% of all time.
+// TestRegret calibrates a simulated H100 with noise, and then copies with the profile. It covers
+// sizes from 256 B to 16 MiB and counts from 1 to 100,000, up to 4 GiB. After some batches at a
+// point, the real time of the planner's choices must be within 10% of the best single path, of
+// single copies and of batched copies. One point in four hundred may miss this, if a path was
+// measured much too slow and not tried often enough since. The cost of trying other paths, and of
+// the batches before that, must not exceed 1% of the total time.
 func TestRegret(t *testing.T) { regret(t, noisy, 1.10, 1.10) }
 
-// TestRegretAmongDisturbances: the same where batches are held up now and then, while calibrating too.
+// TestRegretAmongDisturbances does the same with batches that are delayed from time to time, also
+// during the calibration.
 func TestRegretAmongDisturbances(t *testing.T) { regret(t, disturbed, 1.10, 1.10) }
 
 func regret(t *testing.T, takes func(*rand.Rand, work) float64, ofBest, ofCopies float64) {
@@ -29,7 +31,7 @@ func regret(t *testing.T, takes func(*rand.Rand, work) float64, ofBest, ofCopies
 		judged   = 24
 		most     = 4 << 30
 		allInAll = 1.01
-		unlucky  = 400 // one point of so many may be off by twice as much
+		unlucky  = 400 // one point in this many may be off by twice the limit
 	)
 	sizes := []int64{256, 512, 1 << 10, 2 << 10, 4 << 10, 6 << 10, 8 << 10, 16 << 10, 32 << 10, 64 << 10, 128 << 10, 256 << 10, 576 << 10, 1 << 20, 4 << 20, 16 << 20}
 	counts := []int{1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096, 10_000, 32_768, 100_000}
@@ -85,15 +87,16 @@ func regret(t *testing.T, takes func(*rand.Rand, work) float64, ofBest, ofCopies
 			t.Errorf("seed %d: %d of %d points are beyond the bounds", seed, off, points)
 		}
 		if total > ideal*allInAll {
-			t.Errorf("seed %d: all batches together took %.1f%% longer than by the best paths", seed, 100*(total/ideal-1))
+			t.Errorf("seed %d: all batches together lasted %.1f%% longer than on the best paths", seed, 100*(total/ideal-1))
 		}
 		t.Logf("seed %d: %d points, worst %.1f%% over the best path, %.1f%% over copy engines; at the first batch %.1f%%; all in all %.2f%%",
 			seed, points, 100*(worst-1), 100*(worstCopies-1), 100*(cold-1), 100*(total/ideal-1))
 	}
 }
 
-// TestSlotsAreStaged: pieces of 4 KiB between a device and slots of 256 KiB, as a store has them, are gathered beside a copy
-// engine under every policy: that is the fastest, and the least harm.
+// TestSlotsAreStaged checks pieces of 4 KiB between a device and slots of 256 KiB, as in a store.
+// Under every policy they are staged, which is both the fastest path and the one with the least
+// interference.
 func TestSlotsAreStaged(t *testing.T) {
 	pl, err := plan.New(calibrated(t, nil, func(_ *rand.Rand, w work) float64 { return h100(w) }), plan.Options{})
 	if err != nil {
@@ -113,7 +116,7 @@ func TestSlotsAreStaged(t *testing.T) {
 	}
 }
 
-// request is w as a stream would describe it.
+// request returns w as a stream would describe it.
 func (w work) request() plan.Request {
 	r := plan.Request{Dir: w.dir, Pieces: w.n, Runs: w.n, HostRuns: w.n, Bytes: int64(w.n) * w.size}
 	if w.side == plan.Contiguous {
@@ -122,10 +125,10 @@ func (w work) request() plan.Request {
 	return r
 }
 
-// can returns the paths that a stream has for w.
+// can returns the possible paths of w.
 func (w work) can() plan.Paths { return plan.PathSet(busPaths...) }
 
-// best returns what w takes by the best path, and by the better kind of copy engine.
+// best returns the time of w on the best path, and on the better kind of copy engine.
 func (w work) best() (best, copies float64) {
 	best, copies = math.Inf(1), math.Inf(1)
 	can := w.can()
@@ -144,7 +147,8 @@ func (w work) best() (best, copies float64) {
 	return best, copies
 }
 
-// copy has pl choose, tells it a noisy outcome, and returns what the choice takes without noise.
+// copy lets pl choose, reports a noisy duration to it, and returns the duration of the choice
+// without noise.
 func (w work) copy(pl *plan.Planner, rng *rand.Rand, clock *clockwork.FakeClock, takes func(*rand.Rand, work) float64) (took float64, probe bool) {
 	r := w.request()
 	c := pl.Choose(r, w.can())

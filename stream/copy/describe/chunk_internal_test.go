@@ -2,8 +2,8 @@ package describe
 
 import "testing"
 
-// TestChunkSpace: as many descriptors as a span takes fit into it, with their sums, and hardly any
-// more would.
+// TestChunkSpace checks that the computed number of descriptors fits into a span with its
+// checksums, and that only a few more could fit.
 func TestChunkSpace(t *testing.T) {
 	for _, summed := range []bool{false, true} {
 		for bytes := uint64(TableAlign); bytes < 4096; bytes += TableAlign {

@@ -6,8 +6,8 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// TestLayerLeft: what is left of a layer is what was not described of it, and only layers of the
-// same blocks are layers.
+// TestLayerLeft checks that the rest of a layer is the part that is not yet described, and that
+// only groups with the same blocks count as layers.
 func TestLayerLeft(t *testing.T) {
 	pairs, others := make([]mem.PageSlot, 10), make([]mem.PageSlot, 10)
 	planes := []mem.Plane{{Bytes: 100}, {Bytes: 20}}
@@ -20,14 +20,14 @@ func TestLayerLeft(t *testing.T) {
 		want   int64
 		ok     bool
 	}{
-		"the first":         {Cursor{}, []mem.PageGroup{group(pairs), group(pairs)}, tell, 1200, true},
-		"the last":          {Cursor{group: 1}, []mem.PageGroup{group(pairs), group(pairs)}, tell, 1200, true},
-		"within a pair":     {Cursor{pair: 7, plane: 1, off: 3}, []mem.PageGroup{group(pairs), group(pairs)}, tell, 257, true},
-		"behind the last":   {Cursor{group: 2}, []mem.PageGroup{group(pairs), group(pairs)}, tell, 0, false},
-		"other blocks":      {Cursor{}, []mem.PageGroup{group(pairs), group(others)}, tell, 0, false},
-		"among others":      {Cursor{group: 1}, []mem.PageGroup{group(others), group(pairs), group(pairs)}, tell, 1200, true},
-		"a list before":     {Cursor{}, []mem.PageGroup{group(pairs), group(pairs)}, tell, 0, false},
-		"nobody is told of": {Cursor{}, []mem.PageGroup{group(pairs), group(pairs)}, nil, 0, false},
+		"the first":       {Cursor{}, []mem.PageGroup{group(pairs), group(pairs)}, tell, 1200, true},
+		"the last":        {Cursor{group: 1}, []mem.PageGroup{group(pairs), group(pairs)}, tell, 1200, true},
+		"within a pair":   {Cursor{pair: 7, plane: 1, off: 3}, []mem.PageGroup{group(pairs), group(pairs)}, tell, 257, true},
+		"behind the last": {Cursor{group: 2}, []mem.PageGroup{group(pairs), group(pairs)}, tell, 0, false},
+		"other blocks":    {Cursor{}, []mem.PageGroup{group(pairs), group(others)}, tell, 0, false},
+		"among others":    {Cursor{group: 1}, []mem.PageGroup{group(others), group(pairs), group(pairs)}, tell, 1200, true},
+		"a list before":   {Cursor{}, []mem.PageGroup{group(pairs), group(pairs)}, tell, 0, false},
+		"no reports":      {Cursor{}, []mem.PageGroup{group(pairs), group(pairs)}, nil, 0, false},
 	} {
 		b := &mem.Batch{Paged: &mem.Paged{Groups: tt.groups, Completed: tt.landed}}
 		if name == "a list before" {

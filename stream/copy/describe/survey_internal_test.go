@@ -11,8 +11,8 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// TestWithinIsExact: pairs are within the limits if each number is, whatever the others are;
-// numbers of 2^31 and more are left to who looks at them one by one.
+// TestWithinIsExact checks that pairs are within the limits if and only if each number is. Numbers
+// of 2^31 and more are left to a separate check.
 func TestWithinIsExact(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 31))
 	edges := []uint32{0, 1, 2, 1 << 16, 1<<31 - 2, 1<<31 - 1, 1 << 31, 1<<31 + 1, math.MaxUint32}
@@ -37,7 +37,7 @@ func TestWithinIsExact(t *testing.T) {
 	}
 }
 
-// BenchmarkWithin measures the look at page numbers before the first byte moves.
+// BenchmarkWithin measures the check of page numbers before a batch starts.
 func BenchmarkWithin(b *testing.B) {
 	pairs := make([]mem.PageSlot, 100_000)
 	for i := range pairs {
@@ -51,7 +51,7 @@ func BenchmarkWithin(b *testing.B) {
 	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/float64(len(pairs)), "ns/pair")
 }
 
-// Groups that have the same pairs are looked at once, but each against its own memory.
+// The pairs of groups with the same pairs are checked once, but against the memory of each group.
 func TestSurveyHoldsEachGroupToItsOwnMemory(t *testing.T) {
 	const page = 4096
 	device := func(pages int64) *mem.Region {
@@ -83,8 +83,8 @@ func TestSurveyHoldsEachGroupToItsOwnMemory(t *testing.T) {
 	}
 }
 
-// benchRequest is a request of 1,024 blocks as a load has it, of 64 planes: layer by layer, or so
-// many blocks a part.
+// benchRequest returns a load of 1,024 blocks with 64 planes, split into layers or into parts with
+// some blocks each.
 func benchRequest(tb testing.TB, layers bool) *mem.Batch {
 	tb.Helper()
 	const planes, blocks, bytes = 64, 1024, 4096
@@ -113,7 +113,7 @@ func benchRequest(tb testing.TB, layers bool) *mem.Batch {
 	return &mem.Batch{Paged: p}
 }
 
-// BenchmarkSurvey measures the look at a request before the first byte moves.
+// BenchmarkSurvey measures the survey of a request before it starts.
 func BenchmarkSurvey(b *testing.B) {
 	for _, layers := range []bool{true, false} {
 		b.Run(map[bool]string{true: "layers", false: "parts"}[layers], func(b *testing.B) {
@@ -127,7 +127,7 @@ func BenchmarkSurvey(b *testing.B) {
 	}
 }
 
-// Of groups that have the same planes each is surveyed as if it were the only one to have them.
+// Groups that share planes are surveyed as if each were the only one.
 func TestSurveyOfGroupsThatSharePlanes(t *testing.T) {
 	for _, layers := range []bool{true, false} {
 		batch := benchRequest(t, layers)
@@ -148,7 +148,7 @@ func TestSurveyOfGroupsThatSharePlanes(t *testing.T) {
 		batch := benchRequest(t, false)
 		batch.Paged.Groups[31].Pairs[31] = beyond
 		if _, err := Survey(batch, func(*mem.Region) error { return nil }); !errors.Is(err, errdefs.ErrInvalid) {
-			t.Errorf("a pair %v beyond what its planes have: %v", beyond, err)
+			t.Errorf("a pair %v beyond its planes: %v", beyond, err)
 		}
 	}
 }

@@ -53,7 +53,8 @@ func memory(t *testing.T, dev device.Device) (r *measure.Rig, near, far *mem.Reg
 	return r, near, far
 }
 
-// Every repetition pairs blocks otherwise, and none twice; pages say what lists say; rows are neighbors on the far side alone.
+// Each repetition pairs blocks differently, and none twice. Pages and lists describe the same
+// copies. Rows are adjacent on the far side only.
 func TestBlocks(t *testing.T) {
 	_, near, far := memory(t, open(t))
 	rng := rand.New(rand.NewPCG(1, 2))
@@ -91,7 +92,7 @@ func TestBlocks(t *testing.T) {
 					}
 					for dst, src := range b.Paged.Extents() {
 						if to, from := pages.Offs(i); dst.Off != to || src.Off != from || dst.Len != size {
-							t.Fatalf("block %d of rows of %d goes from %d to %d, want from %d to %d", i, row, src.Off, dst.Off, from, to)
+							t.Fatalf("block %d in rows of %d is copied from %d to %d, want from %d to %d", i, row, src.Off, dst.Off, from, to)
 						}
 						i++
 					}
@@ -104,7 +105,7 @@ func TestBlocks(t *testing.T) {
 	}
 }
 
-// checkBlocks looks at the lists of b.
+// checkBlocks checks the lists of b.
 func checkBlocks(t *testing.T, b *measure.Blocks, row int) {
 	t.Helper()
 	i := 0
@@ -116,11 +117,11 @@ func checkBlocks(t *testing.T, b *measure.Blocks, row int) {
 		for j := range l.Dst {
 			dst, src := b.Offs(i)
 			if l.Dst[j].Off != dst || l.Src[j].Off != src {
-				t.Fatalf("block %d goes from %d to %d, want from %d to %d", i, l.Src[j].Off, l.Dst[j].Off, src, dst)
+				t.Fatalf("block %d is copied from %d to %d, want from %d to %d", i, l.Src[j].Off, l.Dst[j].Off, src, dst)
 			}
 			ends[0][dst], ends[1][src] = true, true
 			if far := map[bool]int64{true: src, false: dst}[b.Dir == mem.ToPages]; far/size%int64(row) != int64(i%row) {
-				t.Fatalf("block %d lies at %d of the far side, out of its row", i, far)
+				t.Fatalf("block %d is at %d on the far side, outside of its row", i, far)
 			}
 			i++
 		}
@@ -130,7 +131,7 @@ func checkBlocks(t *testing.T, b *measure.Blocks, row int) {
 	}
 }
 
-// Draws from a pool that is long enough share nothing with the one before.
+// Consecutive draws from a pool that is large enough have no element in common.
 func TestPool(t *testing.T) {
 	_, near, far := memory(t, open(t))
 	rng := rand.New(rand.NewPCG(3, 4))
@@ -153,7 +154,8 @@ func TestPool(t *testing.T) {
 	}
 }
 
-// Memory is not freed while something that came after it does not close, everything else is closed, and the next try goes on.
+// Memory is not freed while a later resource fails to close. All others are closed, and the next
+// attempt continues.
 func TestRigKeepsMemoryInUse(t *testing.T) {
 	dev := open(t)
 	r := new(measure.Rig)
@@ -181,7 +183,8 @@ func TestRigKeepsMemoryInUse(t *testing.T) {
 	}
 }
 
-// TestDefectMemoryIsFreedWhereANICKeepsIt: what a registration that failed could not undo is taken back before the memory is freed.
+// TestDefectMemoryIsFreedWhereANICKeepsIt checks that a failed registration is undone before the
+// memory is freed.
 func TestDefectMemoryIsFreedWhereANICKeepsIt(t *testing.T) {
 	dev := open(t)
 	r := new(measure.Rig)
@@ -216,7 +219,7 @@ func (a *announced) Unregister(context.Context, ...*mem.Region) error {
 	return a.fails
 }
 
-// A batch that is refused leaves none behind that is under way.
+// If a batch is refused, the batches before it are waited for.
 func TestCopyWaitsForWhatWasAccepted(t *testing.T) {
 	dev := open(t)
 	r, near, far := memory(t, dev)
@@ -251,7 +254,7 @@ func TestQuantile(t *testing.T) {
 		{[]float64{3}, 0.99, 3},
 		{[]float64{9, 1, 5}, 0.5, 5},
 		{[]float64{4, 1, 3, 2}, 0.5, 2.5},
-		{[]float64{4, 1, 3, 2}, 0.25, 1.75}, // as R's quantile() and numpy's percentile() have it
+		{[]float64{4, 1, 3, 2}, 0.25, 1.75}, // as R's quantile() and numpy's percentile() compute it
 		{[]float64{1, 2, 3, 4, 5}, 1, 5},
 	} {
 		if got := measure.Quantile(slices.Clone(c.v), c.q); got != c.want {

@@ -10,8 +10,8 @@ import (
 	"github.com/kvlane/kvlane/stream/copy/describe"
 )
 
-// TestRing takes and gives back spans in random sizes: no two that are out at a time may overlap, and an idle ring must
-// always have room.
+// TestRing acquires and releases spans of random sizes. Spans in use must not overlap, and an idle
+// ring must always have space.
 func TestRing(t *testing.T) {
 	dev, err := sim.Open(sim.Options{})
 	if err != nil {
@@ -24,7 +24,7 @@ func TestRing(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	type taken struct {
 		from, to mem.DevAddr
-		end      uint64 // the position to give back
+		end      uint64 // position to release
 	}
 	var out []taken
 	refused := 0

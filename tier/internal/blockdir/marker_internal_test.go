@@ -10,8 +10,8 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 )
 
-// A directory whose marker had lost a bit was taken for one of another identity, which it was
-// advised to remove.
+// If a marker had a flipped bit, its directory was taken for one of another identity, and the
+// advice was to remove it.
 func TestDefectFlippedMarkerIsAnotherIdentity(t *testing.T) {
 	layout, err := block.NewLayout([]int64{4096, 100})
 	if err != nil {
@@ -49,7 +49,7 @@ func TestDefectFlippedMarkerIsAnotherIdentity(t *testing.T) {
 	}
 }
 
-// sumIn returns the sum in a marker.
+// sumIn returns the checksum in a marker.
 func sumIn(t *testing.T, marker []byte) string {
 	t.Helper()
 	var j struct{ Sum string }
@@ -90,7 +90,7 @@ func FuzzParseMarker(f *testing.F) {
 		f.Fatal(err)
 	}
 	f.Add(several)
-	// Two groups of one identity.
+	// Two groups with the same identity.
 	f.Add(bytes.Replace(several, []byte(other.Digest().String()), []byte(id.Digest().String()), 1))
 	f.Add([]byte("null"))
 	f.Add([]byte(`{"format": null}`))

@@ -48,7 +48,7 @@ func TestRecordOfMoreThanTheBlocksCanHave(t *testing.T) {
 	}{
 		{0, 0, true},
 		{3, 3 * n, true},
-		{3, 2 * n, true}, // files of other groups have no length
+		{3, 2 * n, true}, // files of other groups have an unknown length
 		{3, 3*n + 1, false},
 		{0, 1, false},
 		{1<<63 - 1, 1<<63 - 1, false},

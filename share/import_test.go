@@ -156,7 +156,7 @@ func TestRequirement7Identity(t *testing.T) {
 	if d.Socket != d2.Socket || d.Identity == d2.Identity {
 		t.Fatalf("%+v and %+v", d, d2)
 	}
-	if err := i.Region().Origin().Check(); !errors.Is(err, errdefs.ErrLost) || !strings.Contains(err.Error(), "the exporter was killed") {
+	if err := i.Region().Origin().Check(); !errors.Is(err, errdefs.ErrLost) || !strings.Contains(err.Error(), "gone") {
 		t.Errorf("the exporter was killed: %v", err)
 	}
 	lost(t, i)

@@ -24,7 +24,7 @@ func must(t *testing.T, err error) {
 }
 
 func TestRunMeasuresEverySubject(t *testing.T) {
-	o := Options{Sizes: []int64{4096, 100_001}, Depths: []int{1, 8}, Rounds: 3, Duration: 5 * time.Millisecond}
+	o := Options{Sizes: []int64{64 << 10, 100_001}, Depths: []int{1, 8}, Rounds: 3, Duration: 5 * time.Millisecond}
 	last := 0
 	o.Progress = func(done, total int, _ string) {
 		if last = done; total != 12 {
@@ -43,7 +43,7 @@ func TestRunMeasuresEverySubject(t *testing.T) {
 	}
 	var text bytes.Buffer
 	must(t, r.WriteText(&text))
-	for _, want := range []string{"of sockets", "4 KiB", "at depth 8", "memory", "tcp"} {
+	for _, want := range []string{"of sockets", "64 KiB", "at depth 8", "memory", "tcp"} {
 		if !strings.Contains(text.String(), want) {
 			t.Errorf("the report has no %q:\n%s", want, text.String())
 		}

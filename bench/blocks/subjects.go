@@ -30,6 +30,10 @@ const (
 	Batch   = "batch"   // client of a block server, depth pieces per call
 )
 
+// spareBytes is memory of the server in addition to twice that of the images, which its size classes
+// need.
+const spareBytes = 64 << 20
+
 // subject retrieves pieces.
 type subject interface {
 	name() string
@@ -94,7 +98,7 @@ func open(ctx context.Context, bytes int64, depth int) (_ *rig, err error) {
 // serve starts the server and its client.
 func (r *rig) serve(ctx context.Context) (err error) {
 	l := r.format.Layout
-	if r.host, err = blockhost.New(blockhost.Options{CapacityBytes: int64(r.depth) * l.ImageBytes()}); err != nil {
+	if r.host, err = blockhost.New(blockhost.Options{CapacityBytes: spareBytes + 2*int64(r.depth)*l.ImageBytes()}); err != nil {
 		return err
 	}
 	a, err := auth.NewServer(auth.ServerOptions{})

@@ -1,4 +1,4 @@
-"""What the tests share: a small model's store on the CPU, and arrays for its pages."""
+"""Shared fixtures: stores for a small model's shape on the CPU, and arrays for its pages."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ FORKED = 7
 
 
 def required(feature: str) -> bool:
-    """Whether tests of a feature must not be left out: KVLANE_REQUIRE names it."""
+    """Returns whether KVLANE_REQUIRE names the feature, so that its tests must run and not be
+    skipped."""
     return feature in os.environ.get("KVLANE_REQUIRE", "").split(",")
 
 
@@ -45,7 +46,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def config(**more: Any) -> dict[str, Any]:
-    """A configuration on the host device. store's keys may be given by **more."""
+    """Returns a configuration for the host device. Keyword arguments set its keys; dicts are
+    merged into it."""
     out: dict[str, Any] = {"model": dict(MODEL), "revision": "r", "device": {"driver": "host"}, "store": {"cache_bytes": CACHE}}
     for k, v in more.items():
         if isinstance(v, dict) and k in out:
@@ -56,7 +58,8 @@ def config(**more: Any) -> dict[str, Any]:
 
 
 def in_child(call: Callable[[], object]) -> int:
-    """How a child of fork() ends that makes a call: FORKED where it is told so."""
+    """Runs call in a child made by fork() and returns its exit status: FORKED if the call raised
+    kvlane.Forked."""
     pid = os.fork()
     if pid == 0:
         try:
@@ -78,7 +81,8 @@ def in_child(call: Callable[[], object]) -> int:
 
 @pytest.fixture
 def open_store() -> Iterator[Callable[..., kvlane.Store]]:
-    """Opens stores, which are closed after the test within a time."""
+    """Returns a function that opens stores. All of them are closed, within a time limit, after the
+    test."""
     stores: list[kvlane.Store] = []
 
     def open_it(**more: Any) -> kvlane.Store:
@@ -92,7 +96,7 @@ def open_store() -> Iterator[Callable[..., kvlane.Store]]:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 6 MiB."""
+    """Mounts a file system of 6 MiB and returns its path."""
     disk = tmp_path / "disk"
     disk.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", "size=6m", "tmpfs", str(disk)]

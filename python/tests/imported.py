@@ -1,7 +1,6 @@
-"""Tensors of PyTorch on a GPU, in memory of kvlane's allocator: computed in, imported and changed by another process, and freed.
-
-Usage: imported.py. Needs torch and no more. Exit code 77: there is no GPU that torch could use.
-"""
+"""Checks GPU tensors of PyTorch that live in memory of kvlane's allocator: they are computed with,
+imported and changed by a second process, and freed. Usage: imported.py. Needs torch only. Exits
+with code 77 if torch finds no GPU."""
 
 from __future__ import annotations
 
@@ -20,15 +19,15 @@ import torch
 import kvlane
 
 NO_GPU = 77
-COUNT = 8 << 20  # of 64-bit numbers
-PATIENCE = 600  # seconds, for an answer
-# What CUDA calls the types of handle (CUmemAllocationHandleType).
+COUNT = 8 << 20  # number of 64-bit integers
+PATIENCE = 600  # timeout of an answer, in seconds
+# Handle types and their CUDA numbers (CUmemAllocationHandleType).
 TYPES = {"posix-fd": 1, "fabric": 8}
 HANDLE_BYTES = 64
 
 
 class IPCHandle(c.Structure):
-    """CUipcMemHandle, which goes by value."""
+    """CUipcMemHandle, which CUDA takes by value."""
 
     _fields_ = (("reserved", c.c_char * HANDLE_BYTES),)
 
@@ -40,7 +39,7 @@ class Access(c.Structure):
 
 
 class Driver:
-    """CUDA's driver."""
+    """Calls functions of the CUDA driver library."""
 
     def __init__(self) -> None:
         self.lib = c.CDLL("libcuda.so.1")
@@ -51,7 +50,7 @@ class Driver:
 
 
 class Memory:
-    """Numbers at an address of the GPU, as torch.as_tensor takes them."""
+    """Describes 64-bit integers at a device address, in the form that torch.as_tensor accepts."""
 
     def __init__(self, address: int) -> None:
         self.__cuda_array_interface__ = {"shape": (COUNT,), "typestr": "<i8", "data": (address, False), "version": 2}
@@ -62,7 +61,8 @@ def say(*what: Any) -> None:
 
 
 def export(driver: Driver, tensor: Any, kind: str) -> tuple[dict[str, Any], list[int]]:
-    """What another process needs to find the tensor: words, and descriptors that are the caller's."""
+    """Exports a tensor's memory for another process. Returns a JSON-encodable description and the
+    file descriptors to send with it, which the caller closes."""
     base, size, handle = c.c_uint64(), c.c_size_t(), c.c_uint64()
     driver("cuMemGetAddressRange_v2", c.byref(base), c.byref(size), c.c_uint64(tensor.data_ptr()))
     words = {"kind": kind, "bytes": size.value, "offset": tensor.data_ptr() - base.value}
@@ -81,7 +81,7 @@ def export(driver: Driver, tensor: Any, kind: str) -> tuple[dict[str, Any], list
 
 
 def import_memory(driver: Driver, words: dict[str, Any], fds: list[int]) -> int:
-    """Maps what export gave, until the process ends. Returns its address."""
+    """Maps memory that export described, until the process ends. Returns its address."""
     at, handle, size = c.c_uint64(), c.c_uint64(), c.c_size_t(words["bytes"])
     raw = bytes.fromhex(words["handle"])
     if words["kind"] == "cuda-ipc":
@@ -92,17 +92,17 @@ def import_memory(driver: Driver, words: dict[str, Any], fds: list[int]) -> int:
     driver("cuMemImportFromShareableHandle", c.byref(handle), source, c.c_int(TYPES[words["kind"]]))
     driver("cuMemAddressReserve", c.byref(at), size, c.c_size_t(0), c.c_uint64(0), c.c_uint64(0))
     driver("cuMemMap", at, size, c.c_size_t(0), handle, c.c_uint64(0))
-    access = Access(1, torch.cuda.current_device(), 3)  # the device, to read and write
+    access = Access(1, torch.cuda.current_device(), 3)  # location: the device; access: read and write
     driver("cuMemSetAccess", at, size, c.byref(access), c.c_size_t(1))
     return at.value
 
 
 def importer(fd: int) -> int:
-    """The second process: looks at the tensor, changes its sign, and says how that went."""
+    """The second process: checks the tensor, negates it, and reports the outcome."""
     with socket.socket(fileno=fd) as s:
         s.settimeout(PATIENCE)
         message, fds, _, _ = socket.recv_fds(s, 1 << 16, 1)
-        torch.zeros(1, device="cuda")  # makes the device's context this thread's
+        torch.zeros(1, device="cuda")  # makes the device's context current in this thread
         words = json.loads(message)
         tensor = torch.as_tensor(Memory(import_memory(Driver(), words, fds) + words["offset"]), device="cuda")
         want = 3 * torch.arange(COUNT, device="cuda") + 1
@@ -114,7 +114,7 @@ def importer(fd: int) -> int:
 
 
 def hand_over(tensor: Any, kind: str) -> None:
-    """Has a second process import the tensor, and looks at what it has made of it."""
+    """Has a second process import the tensor, and checks the negated values afterwards."""
     words, fds = export(Driver(), tensor, kind)
     say("exported by", kind, "of", words["bytes"], "bytes, at", words["offset"])
     here, there = socket.socketpair()
@@ -141,14 +141,14 @@ def hand_over(tensor: Any, kind: str) -> None:
 
 
 def compute(pool: Any) -> None:
-    """Allocates in a pool of the allocator's, computes, and hands over."""
+    """Allocates tensors in a pool of the allocator, computes with them, and exports them."""
     side = torch.cuda.Stream()
     with torch.cuda.use_mem_pool(pool):
         numbers = 3 * torch.arange(COUNT, device="cuda") + 1
         matrix = torch.randn(2048, 2048, device="cuda")
         with torch.cuda.stream(side):
             sides = torch.full((COUNT,), 7, device="cuda")
-    product = matrix @ matrix  # what cuBLAS keeps is not of the pool
+    product = matrix @ matrix  # cuBLAS allocates its workspace here, outside the pool
     with torch.cuda.use_mem_pool(pool):
         assert torch.equal(matrix @ matrix, product), "a product is another one in the pool"
     torch.cuda.synchronize()

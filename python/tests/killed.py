@@ -1,7 +1,6 @@
-"""Kills a process that generates over a store, at random moments, again and again: never a wrong token, never a hang.
-
-Usage: killed.py FOLDER KILLS SEED. Prints how many prompts were right and how many of their tokens came from the store.
-"""
+"""Kills a process that generates text over a store, repeatedly and at random moments. No run may
+give a wrong token or hang. Usage: killed.py FOLDER KILLS SEED. Prints how many prompts were
+right, and how many of their tokens came from the store."""
 
 from __future__ import annotations
 
@@ -24,7 +23,7 @@ PATIENCE = 600
 
 
 def prompts() -> list[Any]:
-    """Prompts of which some share prefixes."""
+    """Returns prompts, some of which share prefixes."""
     generator = torch.Generator().manual_seed(11)
     stems = torch.randint(3, 128, (4, 64), generator=generator)
     return [
@@ -42,7 +41,8 @@ def child(folder: str, order: list[int], pipe: int) -> int:
 
 
 def run(folder: str, order: list[int], kill_after: float | None) -> tuple[int, bytes]:
-    """Runs a child, kills it where that is asked for, and returns its exit code and what it said."""
+    """Runs a child, kills it after a time if one is given, and returns its exit code and its
+    output."""
     read, write = os.pipe()
     pid = os.fork()
     if pid == 0:

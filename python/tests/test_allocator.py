@@ -1,4 +1,5 @@
-"""The allocator in the form that PyTorch plugs in, called as PyTorch does, on a simulated device."""
+"""Calls the allocator of kvlane.torch_allocator through its C functions as PyTorch does, on a
+simulated device."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ import kvlane
 
 
 class Plugged:
-    """What PyTorch makes of an allocator: it loads the library and looks the functions up."""
+    """Stands for torch's CUDAPluggableAllocator: loads the library and looks up its two functions.
+    """
 
     def __init__(self, path: str, alloc: str, free: str) -> None:
         lib = c.CDLL(path)
@@ -43,7 +45,7 @@ def test_memory_comes_and_goes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert now["Handle"] == "memfd"
     assert a.alloc(0, 0, None) is None
     assert a.alloc(1 << 62, 0, None) is None
-    a.free(places[0], 1, 0, 12345)  # no stream
+    a.free(places[0], 1, 0, 12345)  # 12345 is not a stream
     assert kvlane.allocator_stats()["Kept"] == before["Kept"] + 1
     for p in places:
         a.free(p, 0, 0, None)
@@ -55,13 +57,13 @@ def test_what_is_refused() -> None:
     with pytest.raises(kvlane.Error, match="tape"):
         kvlane.torch_allocator(7, driver="tape")
     with pytest.raises(kvlane.Error):
-        kvlane.torch_allocator(7, driver="sim")  # there is one simulated device
+        kvlane.torch_allocator(7, driver="sim")  # there is only one simulated device
     with pytest.raises(kvlane.NotFound):
         kvlane.allocator_stats(7)
 
 
 def test_tensors_that_another_process_imports() -> None:
-    """On a GPU, by PyTorch itself: imported.py, in processes of its own."""
+    """Runs imported.py, which uses the allocator from PyTorch on a GPU, in a new process."""
     reason = "needs torch"
     if importlib.util.find_spec("torch"):
         ran = subprocess.run(

@@ -1,4 +1,4 @@
-"""Configurations as programs write them."""
+"""Tests configurations in the forms in which programs write them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,8 @@ def test_a_file_supplies_what_a_program_does_not_give(tmp_path: Path) -> None:
         "weights": "w",
     }
     assert _config.merged(given) == want
-    # A pipeline without the file tier excludes the file's directories, and their fsync.
+    # If the pipeline has no file tier, the directories and fsync of the configuration file are left
+    # out.
     given["store"] = {"log_dir": "/l", "cache_bytes": 1, "pipeline": "cache|log"}
     assert _config.merged(given)["store"] == given["store"]
     assert _config.merged({"store": {}}) == {"store": {}}
@@ -55,7 +56,7 @@ def test_a_file_supplies_what_a_program_does_not_give(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("given", [None, 5, b"t", ["t"]])
 def test_a_tenant_is_a_text(given: Any) -> None:
-    """None and "None", 5 and "5" would be one tenant."""
+    """If other types were converted, None and "None", or 5 and "5", would be one tenant."""
     assert _config.tenant("t") == "t"
     with pytest.raises(kvlane.Invalid, match="tenant"):
         _config.tenant(given)

@@ -1,4 +1,5 @@
-"""What KV belongs to, from configurations as Hugging Face has them: any difference that KV depends on is a miss."""
+"""Tests the identity of stored KV for Hugging Face configurations and weights: any difference that
+affects KV is a miss."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ import pytest
 import kvlane
 from kvlane import identity
 
-# As config.json of such a model has it.
+# The content of a config.json.
 CONFIG: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "_name_or_path": "org/model", "dtype": "bfloat16",
     "hidden_size": 64,
@@ -112,7 +113,7 @@ def folder_of_weights(folder: pathlib.Path) -> pathlib.Path:
 
 
 def edit(file: pathlib.Path) -> None:
-    """Writes a few bytes where no sample is."""
+    """Writes a few bytes at a place that is not sampled."""
     time.sleep(0.05)  # file systems have coarse clocks
     with file.open("r+b") as f:
         f.seek((37 << 20) + 12345)
@@ -120,7 +121,8 @@ def edit(file: pathlib.Path) -> None:
 
 
 def snapshot_of_weights(cache: pathlib.Path, blobs: list[str]) -> pathlib.Path:
-    """As huggingface_hub keeps a snapshot: links to files that are named by their hashes."""
+    """Lays out weights as huggingface_hub keeps a snapshot: symbolic links to files that are named
+    by their hashes."""
     files = folder_of_weights(cache / "blobs")
     snapshot = cache / "snapshots" / "c0ffee"
     snapshot.mkdir(parents=True)
@@ -141,7 +143,7 @@ def test_a_change_between_the_samples_of_a_file_is_another_fingerprint(tmp_path:
     assert second != first
     moved = folder.rename(tmp_path / "elsewhere")
     assert identity.folder_fingerprint(moved) == second
-    assert identity.folder_fingerprint(shutil.copytree(moved, tmp_path / "copy")) == second  # which keeps the times of files
+    assert identity.folder_fingerprint(shutil.copytree(moved, tmp_path / "copy")) == second  # copytree keeps file times
     (moved / "model-1.safetensors").unlink()
     assert identity.folder_fingerprint(moved) != second
     (moved / "model-2.safetensors").unlink()
@@ -154,7 +156,7 @@ def test_files_that_are_named_by_their_hashes_have_one_fingerprint_wherever_they
     first = identity.folder_fingerprint(snapshot)
     assert identity.folder_fingerprint(snapshot_of_weights(tmp_path / "two", names)) == first
     assert identity.folder_fingerprint(snapshot_of_weights(tmp_path / "three", names[::-1])) != first
-    edit(snapshot / "model-1.safetensors")  # which writes to the file that is linked to
+    edit(snapshot / "model-1.safetensors")  # the write goes to the link's target
     assert identity.folder_fingerprint(snapshot) != first
 
 
@@ -178,7 +180,7 @@ def test_fingerprints(change: Callable[[Any], Any]) -> None:
     with torch.no_grad():
         change(other)
     assert identity.fingerprint(other, None) != identity.fingerprint(first, None)
-    # 4,096 values of each tensor are all of most of these.
+    # For most tensors here, 4,096 sampled values are all values.
     assert identity.fingerprint(other) != identity.fingerprint(first)
 
 
@@ -206,7 +208,7 @@ def test_what_computes_kv_is_part_of_its_identity(tmp_path: pathlib.Path, monkey
             return str(cache.config["revision"])
 
     def remote(parts: str, own: str = OWN) -> str:
-        """Of a model whose code is in its folder."""
+        """Returns the revision of a model whose code is in its folder."""
         (tmp_path / "model" / "modeling_own.py").write_text(own)
         (tmp_path / "model" / "parts.py").write_text(parts)
         return revision(transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "model", trust_remote_code=True).eval())

@@ -1,4 +1,4 @@
-"""A Manager, and workers that do what its jobs say, each a process of its own."""
+"""Tests a Manager together with workers in processes of their own, which carry out its jobs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ def content(rank: int) -> Any:
 
 
 def work(rank: int, root: Path, orders: Connection) -> None:
-    """A worker: stores blocks from its pages, loads them to zeroed ones and compares. It answers with the places that failed."""
+    """Runs a worker: dumps blocks from its pages, loads them into zeroed pages and compares.
+    Replies with the indices that failed."""
     kv, want = content(rank), content(rank)
     with kvlane.Store(rank_config(rank, root)) as store, kvlane.PagedCache(store, kv, "lkp") as cache:
         while order := orders.recv():
@@ -38,7 +39,7 @@ def work(rank: int, root: Path, orders: Connection) -> None:
             if evicted:
                 store.drop(store.keys(b"".join(evicted), hash_bytes=16))
             keys = store.keys(b"".join(hashes), hash_bytes=16)
-            pages = [h[0] for h in hashes]  # each block has a page that is its own
+            pages = [h[0] for h in hashes]  # each block has its own page
             if what == "store":
                 store.dump(cache, keys, pages).result(30)
                 orders.send([])
@@ -99,11 +100,11 @@ def test_manager_of_two_workers(tmp_path: Path) -> None:
     assert [b.hash[0] for b in job.blocks] == [1, 2, 3]
     assert m.lookup(named(1)) == bytes([UNDER_WAY])
     assert engine.run("store", job) == []
-    job.end([0])  # nothing, since it has ended
+    job.end([0])  # no effect: the job has ended
     job = m.store(named(4, 5))
     (evicted,) = job.evicted
     assert engine.run("store", job) == []
-    # What was evicted from memory is in files.
+    # Blocks evicted from memory are in files.
     states = m.lookup(named(1, 2, 3, 4, 5, 6))
     assert sorted(states) == [ABSENT, *[THERE] * 4, BELOW]
     assert (states.index(BELOW), states[5]) == (evicted.hash[0] - 1, ABSENT)
@@ -111,7 +112,7 @@ def test_manager_of_two_workers(tmp_path: Path) -> None:
     m.reset()
     engine.stop()
 
-    again = Engine(tmp_path)  # a restart of all
+    again = Engine(tmp_path)  # restarts the manager and all workers
     m = again.manager
     damaged = next(tmp_path.glob("1/**/" + kvlane_key(1, tmp_path, 2)))
     flip(damaged)
@@ -128,7 +129,7 @@ def test_manager_of_two_workers(tmp_path: Path) -> None:
 
 
 def kvlane_key(rank: int, root: Path, page: int) -> str:
-    """The name of a block's file."""
+    """Returns the name of a block's file."""
     with kvlane.Store({**rank_config(rank, root), "store": {"cache_bytes": 1 << 20}}) as store:
         return store.keys(bytes([page]) * 16, hash_bytes=16)[0].hex()
 
@@ -172,13 +173,13 @@ def test_files_that_are_slower_than_computing_are_refused(tmp_path: Path) -> Non
                     job.loaded(-1)
                 job.loaded(0.5, 1.0, 100)
                 job.end()
-                job.loaded(9, 9, 9)  # ignored: it has ended
+                job.loaded(9, 9, 9)  # ignored: the job has ended
                 m.computed(1 << 30, 1e-3)
                 m.computed(1, 1e-3)
             blocks = named(3, 4, 5)
             states = m.lookup(blocks)
             assert states == bytes([THERE, BELOW, BELOW])
-            answers = [m.worth(blocks, states, 48) for _ in range(2)]  # the first that is refused is a probe
+            answers = [m.worth(blocks, states, 48) for _ in range(2)]  # the first refused one is a probe
             assert answers == [3, 3 if always else 1]
             figures = m.stats()["admission"]
             assert (figures["file_delay"], figures["step"]) == (pytest.approx(0.5, rel=1e-3), pytest.approx(1e-3, rel=1e-3))

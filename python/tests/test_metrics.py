@@ -1,4 +1,5 @@
-"""Metrics of stores and managers, and where an engine's processes serve them."""
+"""Tests the metrics of stores and managers, and the addresses at which an engine's processes serve
+them."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ def config(**more: Any) -> dict[str, Any]:
 
 
 class OnSocket(http.client.HTTPConnection):
-    """HTTP over a Unix socket."""
+    """An HTTP connection over a Unix socket."""
 
     def __init__(self, path: Path) -> None:
         super().__init__("localhost")
@@ -62,7 +63,8 @@ def test_store_and_manager_have_metrics(tmp_path: Path) -> None:
             assert "\nkvlane_manager_blocks 0\n" in served
 
 
-# A taken address is an error of a Store, and a warning in an engine, whose store goes on without.
+# If the address is taken, a Store raises an error, but an engine logs a warning and its store works
+# without metrics.
 def test_taken_address(caplog: pytest.LogCaptureFixture) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         served = config(metrics_addr=f"127.0.0.1:{taken.getsockname()[1]}")
@@ -88,7 +90,7 @@ time.sleep(600)
 """
 
 
-# A child of a program that has died does not keep its address.
+# A forked child must not keep the address after its parent has died.
 def test_a_forked_child_does_not_listen() -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
@@ -104,7 +106,7 @@ def test_a_forked_child_does_not_listen() -> None:
             os.kill(child, signal.SIGKILL)
 
 
-# PORT is the scheduler's; workers follow, replica after replica.
+# The scheduler serves at PORT. The workers use the following ports, replica after replica.
 @pytest.mark.parametrize(
     ("addr", "rank", "replica", "want"),
     [

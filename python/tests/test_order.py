@@ -1,4 +1,5 @@
-"""The end of a prompt is evicted before its beginning: of two prompts by turns, with room for less than both, a part is found."""
+"""Tests that the end of a prompt is evicted before its beginning. Two prompts are used in turns
+with room for less than both, and each must still find a part."""
 
 from __future__ import annotations
 
@@ -12,12 +13,13 @@ from conftest import HEADS, LAYERS, SIZE, TOKENS, config
 import kvlane
 from kvlane.manager import THERE, Block
 
-PROMPT, SLOTS, PIECE, ROUNDS = 32, 40, 8, 4  # blocks of a prompt, blocks that there is room for, blocks of a call
+PROMPT, SLOTS, PIECE, ROUNDS = 32, 40, 8, 4  # blocks of a prompt, blocks that fit, blocks of a call, rounds
 IMAGE = 4096 * (1 + LAYERS)
 
 
 def enough(found: list[int]) -> bool:
-    """Whether the second turn of each prompt finds a quarter of what there is room for beside the other prompt."""
+    """Returns whether each prompt finds, from its second turn on, a quarter of the blocks that fit
+    beside the other prompt."""
     return min(found[2:]) >= (SLOTS - PROMPT) // 4
 
 
@@ -26,7 +28,7 @@ def test_two_alternating_prompts(tmp_path: Path, where: str) -> None:
     bounds: dict[str, dict[str, Any]] = {
         "memory": {"cache_bytes": SLOTS * IMAGE},
         "files": {"cache_bytes": PIECE * IMAGE, "dirs": tmp_path, "file_bytes": SLOTS * IMAGE},
-        "log": {"cache_bytes": PIECE * IMAGE, "log_dir": tmp_path, "log_bytes": (SLOTS + 16) * IMAGE},  # 16: gaps
+        "log": {"cache_bytes": PIECE * IMAGE, "log_dir": tmp_path, "log_bytes": (SLOTS + 16) * IMAGE},  # 16: gaps in the log
     }
     kv: Any = np.zeros((LAYERS, 2, PIECE, TOKENS, HEADS, SIZE), np.float32)
     found: list[int] = []

@@ -1,4 +1,5 @@
-"""A store in a program that forks, and in one whose descriptors are few. The programs are processes of their own."""
+"""Tests a store in a program that forks, and in a program with a low limit of file descriptors.
+The programs run in their own processes."""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ def test_a_forked_child_does_not_keep_the_lock_of_a_dead_program(tmp_path: Path)
     try:
         program.kill()
         program.wait()
-        kvlane.Store(config).close()  # Busy, if the child holds the lock
+        kvlane.Store(config).close()  # raises Busy if the child still holds the lock
     finally:
         os.kill(child, signal.SIGKILL)
         program.stdout.close()

@@ -1,4 +1,5 @@
-"""The example that compares vLLM servers: its command lines, its plan, and its figures, without vLLM."""
+"""Tests the command lines, the plan and the statistics of the example that compares vLLM servers,
+without vLLM."""
 
 from __future__ import annotations
 
@@ -43,7 +44,7 @@ def test_sides_differ_by_their_connector_alone() -> None:
         assert config["kv_connector"] == connector
         assert config["kv_load_failure_policy"] == "recompute"
         assert config["kv_connector_extra_config"] == {"weights": "w", **more}
-    # The baseline of LayerwiseConnector has the same scheduler and runner.
+    # The baseline of LayerwiseConnector uses the same scheduler and model runner as it.
     assert "--no-async-scheduling" in known["none-sync"].args
     assert "--no-async-scheduling" in known["layerwise"].args
     assert known["none-sync"].env == known["layerwise"].env == {"VLLM_USE_V2_MODEL_RUNNER": "0"}

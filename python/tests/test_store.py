@@ -1,4 +1,4 @@
-"""Store and PagedCache over numpy arrays."""
+"""Tests Store and PagedCache over numpy arrays."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Open = Callable[..., kvlane.Store]
 
 
 def arrays(pages: int = PAGES) -> Any:
-    """[layers, 2, pages, tokens, heads, size] of random numbers."""
+    """Returns random arrays of the shape [layers, 2, pages, tokens, heads, size]."""
     return np.random.default_rng(7).standard_normal((LAYERS, 2, pages, TOKENS, HEADS, SIZE)).astype(np.float32)
 
 
@@ -93,7 +93,7 @@ def test_dump_close_open_load_is_identical(open_store: Open, dirs: list[str]) ->
 
 @pytest.mark.parametrize("layout", ["lkp", "kp", "p", "plk", "fused", "separate"])
 def test_every_layout_carries_the_same_bytes(open_store: Open, dirs: list[str], layout: str) -> None:
-    """A block that was dumped from one layout is loaded into another."""
+    """A block that is dumped from one layout can be loaded into another."""
     kv = arrays()
     store = open_store(store={"dirs": dirs})
     keys = keys_of(store, 4)
@@ -193,7 +193,7 @@ def test_what_makes_kv_another_makes_it_a_miss(open_store: Open, dirs: list[str]
     assert not set(other.keys(hashes)) & set(keys)
     with pytest.raises(
         kvlane.Mismatch, match=r"expected .*, found|another one"
-    ):  # the directory has blocks of one identity, and says which
+    ):  # the directory holds blocks of another identity, which the error names
         open_store(**{"store": {"dirs": dirs}, **change})
 
 
@@ -252,7 +252,7 @@ def test_registered_arrays_are_kept(open_store: Open) -> None:
 
 
 def test_what_a_program_drops_stays_until_the_store_is_closed(open_store: Open) -> None:
-    """A load may still write to it."""
+    """The store keeps dropped arrays alive, since a load may still write to them."""
     import gc
     import weakref
 
@@ -348,11 +348,13 @@ AT_EXIT = """if True:
     ("ends", "freed closed"), ("waits for layers", "Timeout"), ("forks", "Forked freed closed"),
 ])  # fmt: skip
 def test_the_end_of_a_program_closes_what_is_open(how: str, printed: str) -> None:
-    """For a time, and frees no memory that may still be written to."""
+    """At exit the library closes open stores, within a time limit, and frees no memory to which a
+    load may still write."""
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([*sys.path, str(pathlib.Path(__file__).parent)])}
     done = subprocess.run([sys.executable, "-c", AT_EXIT, how], capture_output=True, text=True, timeout=600, env=env, check=True)
     assert done.stdout.strip() == printed
-    # A store that was not closed is reported; the parent's is not the child's.
+    # The process that did not close a store in time reports it. A forked child does not report its
+    # parent's store.
     assert ("was not closed in 0.5 s" in done.stderr) == (printed == "Timeout"), done.stderr
     assert bool(done.stderr) == (printed == "Timeout"), done.stderr
 
@@ -387,7 +389,7 @@ INTERRUPTED = """if True:
 
 @pytest.mark.parametrize("what", ["store", "cache"])
 def test_ctrl_c_ends_a_close_that_waits(what: str) -> None:
-    """At once, and the same close can be called again."""
+    """Ctrl-C ends the wait at once, and close can be called again."""
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([*sys.path, str(pathlib.Path(__file__).parent)])}
     done = subprocess.run(
         [sys.executable, "-c", INTERRUPTED, what], capture_output=True, text=True, timeout=600, env=env, check=True
@@ -396,7 +398,7 @@ def test_ctrl_c_ends_a_close_that_waits(what: str) -> None:
 
 
 def outcome(call: Callable[[], object]) -> type[BaseException] | None:
-    """The error of a call, by its type."""
+    """Returns the type of the error that the call raises."""
     try:
         call()
     except Exception as e:
@@ -405,7 +407,8 @@ def outcome(call: Callable[[], object]) -> type[BaseException] | None:
 
 
 def test_what_has_ended_reports_it(open_store: Open) -> None:
-    """Closed, or Expired for a lease, and not that a handle is wrong."""
+    """Calls fail with Closed, or Expired for a lease, and not with an error about an invalid
+    handle."""
     store = open_store()
     keys, kv = keys_of(store, 4), arrays()
     cache = kvlane.PagedCache(store, kv, "lkp")
@@ -471,7 +474,8 @@ def test_sizes_and_directories_as_people_write_them(open_store: Open, tmp_path: 
 
 
 def test_numbers_beyond_the_library_are_invalid(open_store: Open) -> None:
-    """They were cut off, or raised errors that are no kvlane.Error."""
+    """Without this check ctypes would truncate the numbers, or raise errors that are not a
+    kvlane.Error."""
     store = open_store()
     keys = keys_of(store, 2)
     with store.lease(keys) as lease, kvlane.PagedCache(store, arrays(), "lkp") as cache:
@@ -493,7 +497,7 @@ def test_numbers_beyond_the_library_are_invalid(open_store: Open) -> None:
 
 
 def test_what_the_library_owns_is_not_copied(open_store: Open) -> None:
-    """A copy of a lease would release the pins of the original."""
+    """A copied lease would release the pins of the original."""
     store = open_store()
     with store.lease(keys_of(store, 1)) as lease, kvlane.PagedCache(store, arrays(), "lkp") as cache:
         for thing in (store, lease, cache, store.prefetch(Keys())):
@@ -557,7 +561,8 @@ def test_asyncio(open_store: Open) -> None:
 
 
 def test_awaiting_takes_no_thread_from_others(open_store: Open) -> None:
-    """Dumps whose layers come after another wait are awaited, as many as there are threads."""
+    """More dumps wait for their layers than the executor has threads; awaiting them must not block
+    another await."""
     store = open_store()
 
     async def main(cache: kvlane.PagedCache) -> None:
@@ -679,7 +684,7 @@ def test_statistics_and_notes(open_store: Open) -> None:
 
 
 def tiers() -> list[tuple[str, str]]:
-    """Each durable tier with the key of its place, from the page of settings."""
+    """Returns each durable tier with the setting of its place, from docs/settings.md."""
     page = (pathlib.Path(__file__).parents[2] / "docs" / "settings.md").read_text()
     rows = re.findall(r"^\| `(\w+)` \| [^|]* \| `store\.(\w+)` \| \[", page, re.MULTILINE)
     return [row for row in rows if row[0] != "cache"]
@@ -727,7 +732,7 @@ def test_a_forked_child_fails_at_once(open_store: Open) -> None:
 
 @pytest.mark.parametrize("what", ["register", "load"])
 def test_a_child_forked_during_a_call_fails_at_once(open_store: Open, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
-    """While another thread registers tensors, or loads the library."""
+    """The fork happens while another thread registers tensors or loads the library."""
     store, entered, leave = open_store(), threading.Event(), threading.Event()
     keys, register, load = keys_of(store, 1), store._lib.call, _lib.Library
 

@@ -1,4 +1,4 @@
-"""Copies between regions of a store, over numpy arrays."""
+"""Tests copies between regions of a store, over numpy arrays."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_what_is_refused(open_store: Open) -> None:
         kvlane.Region(store, array[:, :8])
     region, stream = kvlane.Region(store, array), kvlane.Stream(store)
     with pytest.raises(kvlane.Invalid):
-        stream.copy(region, region, 4000, 0, 200)  # beyond its end
+        stream.copy(region, region, 4000, 0, 200)  # beyond the region's end
     with pytest.raises(kvlane.Invalid, match="differ in number"):
         stream.copy(region, region, [0, 1], [0, 1, 2], 1)
     with pytest.raises(kvlane.Invalid):

@@ -1,4 +1,4 @@
-"""PagedCache over torch tensors, and the guide's first example."""
+"""Tests PagedCache over torch tensors, and the guide's first example."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from conftest import HEADS, LAYERS, SIZE, TOKENS
 
 import kvlane
 
-torch = pytest.importorskip("torch")  # conftest fails where it is required
+torch = pytest.importorskip("torch")  # conftest.py fails if KVLANE_REQUIRE names torch
 pytestmark = pytest.mark.torch
 
 PAGES = 8
@@ -20,7 +20,8 @@ Open = Callable[..., kvlane.Store]
 
 
 def tensors(dtype: Any) -> list[Any]:
-    """[2, pages, tokens, heads, size] for each layer, within one allocation that is larger."""
+    """Returns a tensor [2, pages, tokens, heads, size] for each layer, each a view into one larger
+    allocation."""
     whole = torch.randn(LAYERS, 2, PAGES + 1, TOKENS, HEADS, SIZE).to(dtype)
     return [t[:, 1:] for t in whole]
 

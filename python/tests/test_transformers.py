@@ -1,4 +1,5 @@
-"""KVLaneCache with tiny random models on the CPU: equal tokens, equal logits, and a miss wherever KV could be another."""
+"""Tests KVLaneCache with tiny random models on the CPU: tokens and logits equal those without a
+store, and any difference that affects KV is a miss."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ import pytest
 
 import kvlane
 
-torch = pytest.importorskip("torch")  # conftest fails where it is required
+torch = pytest.importorskip("torch")  # conftest.py fails if KVLANE_REQUIRE names torch
 pytestmark = pytest.mark.torch
 
 import tiny  # noqa: E402
@@ -61,7 +62,7 @@ def logits(model: Any, ids: Any, past: Any) -> Any:
 
 
 def kept(model: Any, ids: Any, tokens: int) -> Any:
-    """A cache of a transformers' own that holds the first tokens of ids."""
+    """Returns a cache of transformers' own that holds the first tokens of ids."""
     past = DynamicCache()
     with torch.no_grad():
         model(ids[:, :tokens], **{CACHE_OPTION: past})
@@ -71,17 +72,17 @@ def kept(model: Any, ids: Any, tokens: int) -> Any:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("kind", tiny.KINDS)
 def test_output_is_equal(make: Make, kind: str, dtype: str) -> None:
-    """The second run takes its prefix from the store: tokens as without, logits bit by bit as with the same prefix kept in
-    memory.
-    """
+    """The second run loads its prefix from the store. Its tokens equal those without a store, and
+    its logits equal, bit for bit, those with the same prefix kept in memory."""
     model = tiny.model(kind, dtype=dtype)
     ids = prompt()
     want = model.generate(ids, **GREEDY)
     cache = make(model)
-    # Without a prefix the same is computed as without a store. With one the reference is transformers' own cache of that prefix.
+    # Without a prefix the computation is the same as without a store. With one, the reference is
+    # transformers' own cache with that prefix.
     assert torch.equal(cache.generate(ids, **GREEDY), want)
     past = cache.load(ids)
-    assert past.get_seq_length() == 72  # of 80: at least one token is left to compute
+    assert past.get_seq_length() == 72  # of 80 tokens, since at least one must be left to compute
     own = kept(model, ids, 80)
     for layer, (loaded, computed) in enumerate(zip(past.layers, own.layers, strict=True)):
         if computed.is_initialized:
@@ -94,13 +95,14 @@ def test_output_is_equal(make: Make, kind: str, dtype: str) -> None:
     own.crop(-8)
     again = cache.generate(ids, **GREEDY)
     assert torch.equal(again, model.generate(ids, **{CACHE_OPTION: own}, **GREEDY))
-    if dtype == "float32":  # where the next-best token is far enough for another order of summing
+    if dtype == "float32":  # in float32 the best token is far enough ahead to be unaffected by the order of summation
         assert torch.equal(again, want)
     assert cache.counts["tokens_loaded"] == 3 * 72
 
 
 def test_a_full_disk_is_no_miss(make: Make, small_disk: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
-    """What cannot be written stays in memory, and is counted and logged once in a while."""
+    """Blocks that cannot be written stay in memory. They are counted, and logged at a limited
+    rate."""
     (small_disk / "filler").write_bytes(bytes(5 << 20))
     model = tiny.model("llama")
     cache = make(model, {"dirs": small_disk / "d", "admission": "always"})
@@ -120,7 +122,8 @@ def test_a_full_disk_is_no_miss(make: Make, small_disk: pathlib.Path, caplog: py
 
 @pytest.mark.parametrize("kind", ["llama", "mistral", "qwen3"])
 def test_layers_arrive_while_the_model_computes(make: Make, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each is waited for where the model comes to it, and the results at the end; tokens and KV are the same."""
+    """The model waits for each layer when it reaches it, and for the results at the end. Tokens
+    and KV are the same."""
     model, ids = tiny.model(kind), torch.cat([prompt(), prompt(seed=1)])
     cache = make(model, layerwise=True)
     want = cache.generate(ids, **GREEDY)
@@ -148,11 +151,12 @@ def test_layers_arrive_while_the_model_computes(make: Make, kind: str, monkeypat
         assert torch.equal(loaded.values, computed.values[:, :, :72])
         assert type(loaded) is DynamicLayer
     assert cache.counts["tokens_loaded"] == 2 * 2 * 72
-    assert not cache.store._caches  # nothing is registered any more
+    assert not cache.store._caches  # nothing is registered any longer
 
 
 def test_layers_that_did_not_arrive_are_computed(make: Make, tmp_path: pathlib.Path) -> None:
-    """What is wrong on disk is found out after the model has read it: generate() begins again, other computations raise."""
+    """Damage on disk is detected only after the model has used a layer. Then generate() starts
+    again, and other computations raise an error."""
     model, ids, store = tiny.model("llama"), prompt(), {"dirs": [str(tmp_path)]}
     want = model.generate(ids, **GREEDY)
     first = make(model, store)
@@ -185,7 +189,8 @@ def test_layers_that_did_not_arrive_are_computed(make: Make, tmp_path: pathlib.P
 
 
 def test_a_streamer_gets_the_prompt_once(make: Make, tmp_path: pathlib.Path) -> None:
-    """With one, a load is whole: nothing begins again."""
+    """A streamer cannot take tokens back, so with one a load completes before generation and
+    nothing starts again."""
     model, ids, store = tiny.model("llama"), prompt(), {"dirs": [str(tmp_path)]}
     first = make(model, store)
     want = first.generate(ids, **GREEDY)
@@ -236,7 +241,7 @@ def test_a_load_without_a_wait_is_ended_by_the_next(make: Make) -> None:
 @pytest.mark.parametrize("kind", ["llama", "mistral", "gemma3"])
 def test_static_caches(make: Make, kind: str) -> None:
     model = tiny.model(kind)
-    ids = prompt(20)  # within the window of those that have one
+    ids = prompt(20)  # the prompt fits in the sliding windows
     want = model.generate(
         ids, **{CACHE_OPTION: StaticCache(config=model.config, max_cache_len=64)}, max_new_tokens=2, do_sample=False
     )
@@ -259,7 +264,7 @@ def test_what_a_window_dropped_is_not_stored(make: Make, make_past: Callable[[An
     out = model.generate(ids, **{CACHE_OPTION: past}, **GREEDY)
     with pytest.raises(kvlane.NotSupported, match="keeps the last"):
         cache.save(out, past)
-    # What was stored from a cache that keeps all goes into one that does not.
+    # KV stored from a cache that keeps all tokens is loaded into one that keeps only its window.
     cache.generate(ids, **GREEDY)
     past = cache.load(ids, make_past(model.config))
     assert int(past.get_seq_length()) == 72
@@ -273,7 +278,7 @@ def test_batches(make: Make) -> None:
     want = model.generate(ids, **GREEDY)
     cache = make(model)
     cache.generate(ids[:1], **GREEDY)
-    assert cache.load(ids).get_seq_length() == 0  # rows 1 and 2 have less in common
+    assert cache.load(ids).get_seq_length() == 0  # rows 1 and 2 share a shorter prefix
     assert torch.equal(cache.generate(ids, **GREEDY), want)
     assert cache.load(ids).get_seq_length() == 72
     assert torch.equal(cache.generate(ids, **GREEDY), want)
@@ -283,7 +288,8 @@ def test_batches(make: Make) -> None:
 
 
 def test_caches_of_any_strides_are_stored_as_they_lie(make: Make) -> None:
-    """Views of longer tensors, of rows within a batch, and tensors whose tokens do not follow one another."""
+    """The tensors are views of longer tensors or of rows of a batch, or their tokens are not
+    contiguous."""
     model = tiny.model("llama")
     ids = prompt(200, batch=2)
     long, cache = kept(model, ids, 200), make(model)
@@ -317,7 +323,8 @@ def test_conversations_grow(make: Make) -> None:
 
 
 def test_padding_is_part_of_no_prefix(make: Make) -> None:
-    """generate() masks padding tokens of a prompt, of its own accord, but not those that it generates itself."""
+    """generate() masks the padding tokens of a prompt by default, but not those that it generates.
+    """
     model = tiny.model("llama", pad_token_id=7, eos_token_id=9)
     cache = make(model)
     ids = prompt(40)
@@ -367,7 +374,7 @@ def test_flipped_bits_are_computed_anew(make: Make, tmp_path: pathlib.Path) -> N
     second = make(model, store)
     assert torch.equal(second.generate(ids, **GREEDY), want)
     assert second.counts["failed_corrupt"] >= 1
-    assert second.load(ids).get_seq_length() == 72  # what was wrong has been stored anew
+    assert second.load(ids).get_seq_length() == 72  # the damaged block has been stored again
 
 
 @pytest.mark.parametrize("change", [
@@ -430,7 +437,8 @@ def test_changed_weights_are_refused(make: Make, change: Callable[[Any], Any], d
 
 
 def test_weights_are_looked_at_while_blocks_are_loaded(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After the loads of all rows are submitted, and nothing of them is used where the weights have changed."""
+    """The weights are checked after the loads of all rows are submitted. If they have changed,
+    none of the loaded KV is used."""
     model = tiny.model("llama")
     cache = make(model)
     rows = torch.cat([prompt(), prompt(seed=1)])
@@ -470,7 +478,8 @@ def test_a_model_in_training_is_refused(make: Make) -> None:
 
 @pytest.mark.parametrize("host", ["cpu", "none"])
 def test_samples_of_tensors_are_read_wherever_they_lie(monkeypatch: pytest.MonkeyPatch, host: str) -> None:
-    """In the host's memory and in that of other devices, of tensors of any strides, which are not kept."""
+    """Samples are read from tensors in host memory and on other devices, with any strides, without
+    keeping the tensors."""
     monkeypatch.setattr(_weights, "_HOST", host)
     base = torch.arange(4096, dtype=torch.float32)
     tensors = [
@@ -494,7 +503,7 @@ def test_samples_of_tensors_are_read_wherever_they_lie(monkeypatch: pytest.Monke
 
 def test_a_child_forked_during_a_call_fails_at_once(make: Make) -> None:
     cache, ids = make(tiny.model("llama")), prompt(20)
-    with cache._lock:  # as another thread's call has it
+    with cache._lock:  # as during a call in another thread
         assert in_child(lambda: cache.load(ids)) == FORKED
         assert in_child(lambda: cache.save(ids, DynamicCache())) == FORKED
 
@@ -553,10 +562,10 @@ def test_what_is_computed_faster_than_loaded_is_refused(make: Make, tmp_path: pa
         cache = make(model, {"dirs": [str(tmp_path)], "admission": "always" if always else "auto"})
         cache.generate(ids, **GREEDY)
         for _ in range(4):
-            assert cache.load(ids).get_seq_length() == 72  # nothing is known of computing
+            assert cache.load(ids).get_seq_length() == 72  # no computation has been measured yet
         for _ in range(20):
             cache.store.report_computed(1 << 20, 1e-6)
-        assert cache.load(ids).get_seq_length() == 72  # the first that are refused are a probe
+        assert cache.load(ids).get_seq_length() == 72  # the first refused load is made, as a probe
         assert cache.load(ids).get_seq_length() == 72 - refused
         assert torch.equal(cache.generate(ids, **GREEDY), want)
         assert cache.counts["tokens_refused"] == 2 * refused
@@ -590,7 +599,8 @@ def test_no_option_is_deprecated(make: Make) -> None:
 
 
 def test_a_load_makes_few_calls(make: Make) -> None:
-    """Of Python's, for 32 layers of 8 heads, whose tensors have 512 pieces of a block: they are what a short load takes."""
+    """Counts Python calls for a model of 32 layers and 8 heads, whose blocks consist of 512
+    pieces. These calls dominate the time of a short load."""
     model = tiny.model("llama", num_hidden_layers=32, num_attention_heads=8, num_key_value_heads=8)
     ids = prompt(17)
     cache = make(model)
@@ -603,7 +613,8 @@ def test_a_load_makes_few_calls(make: Make) -> None:
 
 
 def test_weights_made_for_inference_alone(make: Make) -> None:
-    """They have no versions, so that only another tensor is seen to be another."""
+    """Tensors made in inference mode have no version, so a change is detected only if the tensor
+    is another one."""
     with torch.inference_mode():
         model = tiny.model("llama")
     ids = prompt()
@@ -616,7 +627,7 @@ def test_weights_made_for_inference_alone(make: Make) -> None:
 
 
 def test_a_tier_that_is_full_costs_nothing_but_hits(make: Make) -> None:
-    """A cache of few blocks: prompts come and go, and each one's tokens are right."""
+    """The cache holds few blocks, so prompts evict one another. The tokens of each are right."""
     model = tiny.model("llama")
     cache = make(model, {"cache_bytes": 256 << 10})
     for seed in range(6):
@@ -625,7 +636,7 @@ def test_a_tier_that_is_full_costs_nothing_but_hits(make: Make) -> None:
 
 
 def test_killed_at_random_moments(tmp_path: pathlib.Path) -> None:
-    """KVLANE_KILLS says how often: 10 by default."""
+    """KVLANE_KILLS sets the number of kills; the default is 10."""
     script = pathlib.Path(__file__).with_name("killed.py")
     seed = time.time_ns() % 1000
     command = [sys.executable, str(script), str(tmp_path), os.environ.get("KVLANE_KILLS", "10"), str(seed)]

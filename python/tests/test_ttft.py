@@ -1,4 +1,5 @@
-"""The examples that measure time to first token, on a tiny model: all sources are there, and identical."""
+"""Runs the examples that measure time to first token on a tiny model: all sources are measured,
+with identical tokens."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("torch")  # conftest fails where it is required
+pytest.importorskip("torch")  # conftest.py fails if KVLANE_REQUIRE names torch
 pytestmark = pytest.mark.torch
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "ttft" / "ttft.py"
@@ -28,7 +29,7 @@ SOURCES = (
 
 
 def in_processes(n: int, *args: str) -> Any:
-    """Runs the example of tensor parallelism."""
+    """Runs the tensor-parallel example in n processes."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(n)]
     command += [str(SCRIPT.with_name("tp.py")), "--tokens", "128", "--prefixes", "2", "--generate", "6", *args]
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -36,7 +37,7 @@ def in_processes(n: int, *args: str) -> Any:
 
 
 def test_a_tiny_model_in_two_processes(tmp_path: Path) -> None:
-    """They compute what one does, in parts, and load what each has stored."""
+    """Two processes compute the same as one, each its part, and each loads what it has stored."""
     reports = []
     for n in (1, 2):
         out = tmp_path / f"{n}.json"

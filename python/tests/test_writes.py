@@ -1,4 +1,5 @@
-"""What cannot be written to files stays in memory, and is counted and logged at a limited rate."""
+"""Tests writes that fail: blocks stay in memory, and the failures are counted and logged at a
+limited rate."""
 
 from __future__ import annotations
 
@@ -32,10 +33,10 @@ def test_a_failure_is_logged_once_in_a_while_with_a_count(caplog: pytest.LogCapt
 def test_a_full_disk_is_no_miss(
     small_disk: Path, open_store: Callable[..., kvlane.Store], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Blocks stay in memory, and writing resumes when there is space."""
+    """Blocks stay in memory, and writing resumes once there is space."""
     filler = small_disk / "filler"
     filler.write_bytes(bytes(5 << 20))
-    # A block has 1,536 bytes of KV: more blocks than the rest of the disk holds.
+    # A block has 1,536 bytes of KV, so these blocks exceed the free space.
     store = open_store(store={"dirs": [str(small_disk / "d")]})
     writes = Writes(LOGGER)
     kv = arrays(BLOCKS)
@@ -60,7 +61,7 @@ def test_a_full_disk_is_no_miss(
             store.load(cache, keys, range(BLOCKS)).result(60)
         filler.unlink()
         end = time.monotonic() + 600
-        for n in range(1000, 1 << 30):  # until a pause of writing is over
+        for n in range(1000, 1 << 30):  # until the pause in writing ends
             task = store.dump(cache, keys_of(store, 1, n), [0])
             task.wait()
             if task.results()[0].status == kvlane.Status.OK:

@@ -1,4 +1,4 @@
-"""Tiny random models."""
+"""Makes tiny random models."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from typing import Any
 import torch
 import transformers as t
 
-torch.set_num_threads(1)  # the models are too small for more
+torch.set_num_threads(1)  # the models are too small for more threads
 
-# Decoder-only models whose every layer can be stored: full attention, windows, both, tied latents, absolute positions, ALiBi.
+# Decoder-only models whose every layer can be stored. They cover full attention, windows, both,
+# tied latents, absolute positions and ALiBi.
 KINDS = (
     "llama",
     "mistral",
@@ -36,7 +37,7 @@ _MHA = {k: v for k, v in _LLAMA.items() if k != "num_key_value_heads"}
 
 
 def config(kind: str, **change: Any) -> Any:
-    """The configuration of a tiny model."""
+    """Returns the configuration of a tiny model."""
     make: dict[str, tuple[Any, dict[str, Any]]] = {
         "llama": (t.LlamaConfig, {}),
         "mistral": (t.MistralConfig, {"sliding_window": 24, "head_dim": 16}),
@@ -47,7 +48,7 @@ def config(kind: str, **change: Any) -> Any:
             "sliding_window": 24, "head_dim": 16, "num_hidden_layers": 4,
             "layer_types": ["sliding_attention", "full_attention"] * 2,
         }),
-        "gemma3n": (t.Gemma3nTextConfig, {  # layers that use another's KV
+        "gemma3n": (t.Gemma3nTextConfig, {  # some layers use the KV of others
             "num_hidden_layers": 6, "head_dim": 16, "sliding_window": 24, "num_kv_shared_layers": 2,
             "intermediate_size": [96] * 6,
             "layer_types": ["sliding_attention", "full_attention"] * 3, "vocab_size_per_layer_input": 128, "laurel_rank": 8,
@@ -98,12 +99,12 @@ def config(kind: str, **change: Any) -> Any:
 
 
 def model(kind: str, *, dtype: str = "float32", seed: int = 0, **change: Any) -> Any:
-    """A tiny model with random weights, the same ones for the same arguments."""
+    """Returns a tiny model with random weights, which are the same for the same arguments."""
     torch.manual_seed(seed)
     cfg = config(kind, **change)
     auto = t.AutoModelForSeq2SeqLM if kind == "t5" else t.AutoModelForCausalLM
     made = auto.from_config(cfg).to(getattr(torch, dtype)).eval()
-    with torch.no_grad():  # as initialised, the next token hardly depends on what was read
+    with torch.no_grad():  # larger weights: with the initial ones the next token hardly depends on the prompt
         for p in made.parameters():
             if p.dim() > 1:
                 p.normal_(0, 0.2, generator=torch.Generator().manual_seed(seed + p.numel()))

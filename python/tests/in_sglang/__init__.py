@@ -1,1 +1,1 @@
-"""Tests of kvlane.sglang: `tools/python-env sglang` makes an environment for them."""
+"""Tests of kvlane.sglang. `tools/python-env sglang` creates the environment that they need."""

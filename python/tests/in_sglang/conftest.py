@@ -1,4 +1,5 @@
-"""SGLang as it is started, and its storage backends."""
+"""Fixtures: SGLang's global configuration for a small model, and storage backends made by SGLang's
+factory."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ if importlib.util.find_spec("sglang") is None:
 
 @pytest.fixture(scope="session", autouse=True)
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the model that SGLang was started with."""
+    """The directory of the model in SGLang's global configuration."""
     from sglang.srt.runtime_context import get_context
     from sglang.srt.server_args import ServerArgs
 
@@ -34,7 +35,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def storage(model: Path) -> Iterator[Callable[..., Any]]:
-    """Makes storage backends as SGLang's HiCache does: storage(pool, extra_config)."""
+    """Returns storage(pool, extra_config), which makes storage backends as SGLang's HiCache does.
+    """
     from sglang.srt.mem_cache.hicache_storage import HiCacheStorageConfig
     from sglang.srt.mem_cache.storage.backend_factory import StorageBackendFactory
 

@@ -1,4 +1,5 @@
-"""SGLang's own pools in the process's memory, with a small model's shape, and what they are given."""
+"""Makes SGLang's KV pools in host memory for a small model, and the keys and options that SGLang
+passes with them."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ MODEL = {
 
 
 def device_pool(mla: bool = False) -> Any:
-    """A pool where SGLang computes KV."""
+    """Makes a pool of the kind in which SGLang computes KV."""
     import torch
     from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, MLATokenToKVPool
 
@@ -28,7 +29,7 @@ def device_pool(mla: bool = False) -> Any:
 
 
 def host_pool(layout: str, mla: bool = False) -> Any:
-    """A pool of HiCache."""
+    """Makes a host pool of SGLang's HiCache."""
     from sglang.srt.mem_cache.pool_host.mha import MHATokenToKVPoolHost
     from sglang.srt.mem_cache.pool_host.mla import MLATokenToKVPoolHost
 
@@ -43,7 +44,7 @@ def host_pool(layout: str, mla: bool = False) -> Any:
 
 
 def fill(tensors: Any, seed: int = 0) -> None:
-    """Random bytes in tensors."""
+    """Fills tensors with random bytes."""
     import torch
 
     gen = torch.Generator().manual_seed(seed)
@@ -52,7 +53,7 @@ def fill(tensors: Any, seed: int = 0) -> None:
 
 
 def hashes(n: int, seed: int = 0) -> list[str]:
-    """SGLang's hashes of n pages."""
+    """Returns SGLang's hashes of n pages."""
     from sglang.srt.mem_cache.utils import get_hash_str
 
     out = get_hash_str([(i * 7 + seed) % 128 for i in range(n * PAGE)], None, page_size=PAGE)
@@ -61,7 +62,7 @@ def hashes(n: int, seed: int = 0) -> list[str]:
 
 
 def own(folder: Path | None = None, **more: Any) -> dict[str, Any]:
-    """The object "kvlane" of SGLang's options."""
+    """Returns the object "kvlane" of SGLang's options."""
     store: dict[str, Any] = {"cache_bytes": 16 << 20}
     if folder is not None:
         store["dirs"] = [str(folder)]
@@ -69,7 +70,7 @@ def own(folder: Path | None = None, **more: Any) -> dict[str, Any]:
 
 
 def extra(folder: Path | None = None, **more: Any) -> dict[str, Any]:
-    """What --hicache-storage-backend-extra-config gives."""
+    """Returns the value of --hicache-storage-backend-extra-config."""
     return {
         "backend_name": "kvlane", "module_path": "kvlane.sglang", "class_name": "Storage", "interface_v1": 1,
         **own(folder, **more),
@@ -77,7 +78,7 @@ def extra(folder: Path | None = None, **more: Any) -> dict[str, Any]:
 
 
 def flip(folder: Path) -> int:
-    """Changes a bit near the end of every block's file. How many there are."""
+    """Flips a bit near the end of every block's file. Returns the number of files."""
     files = [p for p in folder.rglob("*") if p.is_file() and p.suffix != ".json" and p.stat().st_size > 500]
     for p in files:
         data = bytearray(p.read_bytes())

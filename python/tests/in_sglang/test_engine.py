@@ -1,4 +1,4 @@
-"""What KV belongs to, by what SGLang was started with."""
+"""Tests which of SGLang's arguments and model files change the identity of stored KV."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ BAGS: dict[str, Any] = {
 
 
 def identity(own: dict[str, Any] | None = None, **arguments: Any) -> str:
-    """The folder of pages, of an engine with other arguments."""
+    """Returns the name of the directory of pages for an engine that differs in one argument."""
     if arguments:
         name, value = arguments.popitem()
         with BAGS[name]().override(**{name: value}):
@@ -40,7 +40,7 @@ def identity(own: dict[str, Any] | None = None, **arguments: Any) -> str:
 
 
 def changed(folder: Path, to: Path, **more: Any) -> str:
-    """A model like another one, but for its configuration."""
+    """Copies a model's folder and changes its configuration."""
     shutil.copytree(folder, to)
     (to / "config.json").write_text(json.dumps({**MODEL, **more}))
     return str(to)
@@ -94,7 +94,7 @@ def test_an_argument_that_is_gone_is_an_error(monkeypatch: pytest.MonkeyPatch, n
     from kvlane.sglang import engine as module
 
     class Bag:
-        """What SGLang says, without one field."""
+        """SGLang's arguments with one field removed, as in a version without it."""
 
         def __init__(self, bag: Any) -> None:
             self.bag = bag

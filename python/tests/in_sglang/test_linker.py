@@ -1,4 +1,4 @@
-"""SGLang's pools and its radix cache drive kvlane.sglang.Linker."""
+"""Drives kvlane.sglang.Linker through SGLang's pools and radix cache."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def buffers(linker: Any) -> list[torch.Tensor]:
 
 @pytest.fixture
 def link() -> Iterator[Callable[..., Any]]:
-    """Makes linkers as SGLang does: link(params, options)."""
+    """Returns link(params, options), which makes linkers as SGLang does."""
     from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
     from sglang.srt.mem_cache.unified_cache.linker_factory import create_unified_cache_linker
 
@@ -161,7 +161,8 @@ def test_cancel_reset_and_close(link: Any) -> None:
 
 
 def test_nothing_old_is_found_after_a_flush(link: Any, tmp_path: Path) -> None:
-    """SGLang flushes its cache with every change of weights. The first weights are those that a restart has."""
+    """SGLang flushes its cache whenever the weights change. After a restart the original weights
+    are in use again, and so is their KV."""
     linker = link(params(), own(tmp_path))
     fill(buffers(linker))
     keys, first = hashes(2), slots(linker, 1)
@@ -198,7 +199,8 @@ def test_what_is_not_supported_is_refused(link: Any) -> None:
 
 
 def test_the_radix_cache_offloads_and_loads_back(link: Any, tmp_path: Path) -> None:
-    """A prompt is inserted in one cache, and found by another after a restart, in pages of its own."""
+    """One cache stores a prompt. After a restart a second cache finds it and loads it into its own
+    pages."""
     from sglang.srt.managers.schedule_batch import Req
     from sglang.srt.mem_cache.base_prefix_cache import InsertParams, MatchPrefixParams
     from sglang.srt.mem_cache.radix_cache import RadixKey
@@ -236,5 +238,5 @@ def test_the_radix_cache_offloads_and_loads_back(link: Any, tmp_path: Path) -> N
     assert index == 0
     assert c.linker.finish_loads() == []
     assert all(torch.equal(b[where], w) for b, w in zip(buffers(linker), want, strict=True))
-    c.reset()  # as Scheduler.flush_cache does
+    c.reset()  # the call that Scheduler.flush_cache makes
     assert c.match_prefix(MatchPrefixParams(key=RadixKey(tokens, None), req=request)).host_hit_length == 0

@@ -1,4 +1,4 @@
-"""SGLang's pools in host memory and its classes drive kvlane.sglang.Storage."""
+"""Drives kvlane.sglang.Storage through SGLang's host pools and classes."""
 
 from __future__ import annotations
 
@@ -50,11 +50,12 @@ def test_pages_come_back_bit_by_bit(storage: Any, layout: str, mla: bool) -> Non
 @pytest.mark.parametrize("second", [False, True], ids=["v1", "v2"])
 @pytest.mark.parametrize("layout", ["page_first", "layer_first"])
 def test_the_end_of_a_prompt_goes_first(storage: Any, layout: str, second: bool) -> None:
-    """The pages of a call follow those that SGLang says are before."""
+    """Blocks are evicted from the end of a prompt first. The pages of a call continue the prefix
+    that SGLang passes."""
     from sglang.srt.mem_cache.hicache_storage import HiCacheStorageExtraInfo, PoolName, PoolTransfer
 
     pool = host_pool(layout)
-    image = 4096 * (1 + 2 * (LAYERS if layout == "layer_first" else 1))  # a header, and each piece of a page
+    image = 4096 * (1 + 2 * (LAYERS if layout == "layer_first" else 1))  # a header, then each piece
     config = extra()
     config["kvlane"]["store"]["cache_bytes"] = 16 * image
     s = storage(pool, config)
@@ -127,7 +128,7 @@ def test_names_that_differ_are_pages_that_differ() -> None:
 
 
 def test_a_full_disk_is_reported_and_is_no_miss(storage: Any, small_disk: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """False for pages that were not written; memory has them all the same."""
+    """Pages that were not written to files are reported as False, but still hit in memory."""
     from kvlane.sglang.pages import Part
     from kvlane.sglang.storage import KV
 
@@ -146,7 +147,7 @@ def test_a_full_disk_is_reported_and_is_no_miss(storage: Any, small_disk: Path, 
     assert s.batch_exists(keys) == 16
     assert all(s.batch_get_v1(keys, indices(*range(16, 32))))
     assert torch.equal(page(pool, 16), before)
-    # Without waiting for files, as a Linker stores.
+    # Dumps without waiting for files, as a Linker does.
     more = hashes(16, 5000)
     assert all(s.pages.dump([Part(KV, more, list(range(16)))])[0])
     s.pages.writes.finish(60)
@@ -173,9 +174,8 @@ def test_a_damaged_page_is_a_miss_and_stored_anew(storage: Any, tmp_path: Path) 
 
 
 def test_nothing_old_is_found_after_a_flush(storage: Any, tmp_path: Path) -> None:
-    """SGLang flushes its cache with every change of weights, and clears the pool then. The first weights are those that a restart
-    has.
-    """
+    """SGLang flushes its cache and clears the pool whenever the weights change. After a restart
+    the original weights are in use again, and so is their KV."""
     pool = host_pool("page_first")
     s = storage(pool, extra(tmp_path))
     keys = hashes(2)
@@ -222,7 +222,7 @@ def test_ranks_that_share_files_do_so_after_a_flush(storage: Any, tmp_path: Path
         pool.clear()
     fill(pools[0].kv_buffer)
     assert first.batch_set_v1(hashes(1), indices(0)) == [True]
-    first.close()  # what it has is in files
+    first.close()  # closing writes everything to files
     assert second.batch_get_v1(hashes(1), indices(3)) == [True]
     assert torch.equal(page(pools[1], 3), page(pools[0], 0))
 
@@ -312,7 +312,7 @@ def test_pages_stay_from_lookup_to_load(storage: Any) -> None:
     keys, want = hashes(3), page(pool, 2)
     assert all(s.batch_set_v1(keys, indices(0, 1, 2)))
     assert s.batch_exists([*keys, "d" * 64]) == 3
-    for other in hashes(60, seed=50):  # the memory has room for a few of them
+    for other in hashes(60, seed=50):  # more pages than the memory tier holds, to evict the earlier ones
         s.batch_set_v1([other], indices(3))
     assert s.batch_get_v1(keys, indices(5, 6, 7)) == [True] * 3
     assert torch.equal(page(pool, 7), want)
@@ -351,7 +351,8 @@ def test_leases_are_few_and_end(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_hicache_backs_up_and_prefetches(model: Path, tmp_path: Path) -> None:
-    """SGLang's controller writes pages by its backup thread, and brings them by its prefetch threads."""
+    """SGLang's controller writes pages in its backup thread, and reads them in its prefetch
+    threads."""
     import threading
 
     from sglang.srt.managers.cache_controller import HiCacheController
@@ -383,7 +384,7 @@ def test_hicache_backs_up_and_prefetches(model: Path, tmp_path: Path) -> None:
         got = c.page_get_func(_Operation(tokens), hashes_found, host)
         assert got == 6
         assert all(torch.equal(page(pool, int(host[i * PAGE]) // PAGE), want) for i, want in enumerate(before))
-        c.reset()  # as UnifiedRadixCache.reset does, with which SGLang flushes its cache
+        c.reset()  # the call by which UnifiedRadixCache.reset flushes SGLang's cache
         c.mem_pool_host.clear()
         assert c._storage_hit_query(_Operation(tokens)) == ([], 0)
         c.detach_storage_backend()
@@ -392,7 +393,7 @@ def test_hicache_backs_up_and_prefetches(model: Path, tmp_path: Path) -> None:
 
 
 class _Operation:
-    """A prefetch, as far as the controller's queries look at it."""
+    """The fields of a prefetch operation that the controller's query reads."""
 
     def __init__(self, tokens: list[int]) -> None:
         self.token_ids, self.last_hash, self.prefix_keys, self.request_id = tokens, None, None, "r"

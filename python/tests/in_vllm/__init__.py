@@ -1,1 +1,1 @@
-"""Tests of kvlane.vllm, in vLLM for CPUs."""
+"""Tests of kvlane.vllm against vLLM for CPUs."""

@@ -1,4 +1,5 @@
-"""A step of vLLM with asynchronous scheduling on a simulated device, whose work is queued in order and runs later."""
+"""Simulates a device for vLLM with asynchronous scheduling: operations are queued in order, and
+run later."""
 
 from __future__ import annotations
 
@@ -19,14 +20,14 @@ from .steps import BLOCK, PAGES, WRONG, Rig, prefix_values
 
 
 class Work:
-    """The device's main stream: operations that run in their order when the host waits for them."""
+    """The device's main stream. Queued operations run in order when the host waits for them."""
 
     def __init__(self) -> None:
         self.queue: deque[Callable[[], None]] = deque()
         self.enqueued = self.done = 0
 
     def put(self, op: Callable[[], None]) -> int:
-        """Add an operation. Returns the position at which it is done."""
+        """Queues an operation. Returns the stream position at which it is complete."""
         self.queue.append(op)
         self.enqueued += 1
         return self.enqueued
@@ -42,7 +43,7 @@ class Work:
 
 
 class Side:
-    """Another stream, on which nothing runs: its position is that of the work it waits for."""
+    """A second stream without operations: its position is that of the work it waits for."""
 
     def __init__(self) -> None:
         self.position = 0
@@ -52,7 +53,7 @@ class Side:
 
 
 class Later(Load):
-    """A load that starts once the device's work has reached a position."""
+    """A load that starts once the main stream has reached a position."""
 
     def __init__(self, work: Work, position: int, start: Callable[[], Load]) -> None:
         self._handle, self._work, self._position, self._start = 0, work, position, start
@@ -83,13 +84,13 @@ class Later(Load):
 
 
 class DeviceStore:
-    """A store of the host whose tasks wait for the simulated device."""
+    """A store on the host whose tasks wait for the simulated device."""
 
     driver = "cuda"
 
     def __init__(self, store: Any, work: Work) -> None:
         self._store, self._work = store, work
-        self.forward: int | None = None  # the position of the step's forward, if it is launched
+        self.forward: int | None = None  # the stream position of the step's forward, once it is launched
         self.loads = self.behind = 0
 
     def __getattr__(self, name: str) -> Any:
@@ -106,7 +107,7 @@ class DeviceStore:
 
 
 class AheadRig(Rig):
-    """A Rig whose scheduler is a step ahead of the device."""
+    """A Rig whose scheduler runs one step ahead of the device."""
 
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more, ahead=True)
@@ -115,7 +116,7 @@ class AheadRig(Rig):
         mock.patch.object(torch.cuda, "Stream", Side).start()
         worker = self.connector.connector_worker.worker
         self.store = worker.store = DeviceStore(worker.store, self.work)
-        self.new: list[int] = []  # pages that this step has allocated, which vLLM may zero
+        self.new: list[int] = []  # pages that this step allocated, which vLLM may zero
         pool = self.scheduler.kv_cache_manager.block_pool
         allocate = pool.get_new_blocks
 
@@ -125,9 +126,9 @@ class AheadRig(Rig):
             return blocks
 
         pool.get_new_blocks = recorded
-        self.known: dict[str, list[int]] = {}  # by request: its tokens on the device
+        self.known: dict[str, list[int]] = {}  # for each request, the tokens that the device has
         self.steps: deque[tuple[Any, int, dict[str, list[int]], KVConnectorOutput]] = deque()
-        self.late = 0  # requests whose loads ended after their step's results were taken
+        self.late = 0  # number of requests whose loads ended after the results of their step were taken
         take = self.connector._take_loaded
 
         def counted() -> Any:
@@ -143,7 +144,7 @@ class AheadRig(Rig):
             self.finish(abort)
 
     def launch(self) -> None:
-        """Schedule a step, and launch its work."""
+        """Schedules a step and launches its work."""
         self.new.clear()
         plan = self.scheduler.schedule()
         zeroed, c = list(self.new), self.connector
@@ -168,7 +169,8 @@ class AheadRig(Rig):
         self.steps.append((plan, position, tokens, out))
 
     def finish(self, abort: float) -> None:
-        """Wait for the oldest step, and give its results to the scheduler: in its process, or from another one."""
+        """Waits for the oldest step and gives its results to the scheduler, at random directly or
+        pickled as from another process."""
         plan, position, tokens, out = self.steps.popleft()
         self.work.run(position)
         if self.rng.random() < 0.5:
@@ -195,7 +197,7 @@ class AheadRig(Rig):
             memory[pages] = 0
 
     def inputs(self, plan: Any) -> list[tuple[str, list[int], int, int, int, Any]]:
-        """What the host gives the device: requests, with the tokens that the device adds to, and pages."""
+        """Returns the step's inputs for each request. The device appends to the lists of tokens."""
         begun = {r.req_id for r in plan.scheduled_new_reqs} | set(plan.scheduled_cached_reqs.resumed_req_ids)
         out = []
         for request_id, n in plan.num_scheduled_tokens.items():
@@ -209,7 +211,8 @@ class AheadRig(Rig):
         return out
 
     def computed(self, work: list[tuple[str, list[int], int, int, int, Any]]) -> dict[str, list[int]]:
-        """The device's forward: writes KV of new tokens, checks that of all before them, and samples."""
+        """The device's forward: checks the KV of earlier tokens, writes the KV of new ones, and
+        samples."""
         out = {}
         for request_id, known, start, end, _, slots in work:
             values = prefix_values(known[:end])

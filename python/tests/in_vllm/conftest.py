@@ -1,4 +1,4 @@
-"""What the tests of kvlane.vllm share: tiny models, and vLLM in processes of its own."""
+"""Shared fixtures for the tests of kvlane.vllm: tiny models, and vLLM in separate processes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 HERE = Path(__file__).parent
-LIMIT = 420  # seconds that a process has; one takes 30 to 60 on two cores
+LIMIT = 420  # time limit of a process in seconds; one takes 30 to 60 on two cores
 REQUIRE = os.environ.get("KVLANE_REQUIRE", "").split(",")
 REQUIRED = "vllm" in REQUIRE
 
@@ -30,7 +30,8 @@ if importlib.util.find_spec("vllm") is None and not REQUIRED:
 
 
 def command(name: str) -> str:
-    """The path of a command. The test is skipped without it, and fails if KVLANE_REQUIRE names it."""
+    """Returns the path of a command. Without the command the test is skipped, or fails if
+    KVLANE_REQUIRE names it."""
     path = shutil.which(name)
     if path is None:
         if name in REQUIRE:
@@ -41,14 +42,14 @@ def command(name: str) -> str:
 
 @dataclass
 class Ran:
-    """What a run of run.py printed."""
+    """The exit code and the output of a run of run.py."""
 
     code: int
     text: str
     steps: list[dict[str, Any]] = field(default_factory=list)
 
     def stats(self, key: str) -> dict[str, Any]:
-        """The last figures in the log that have a key."""
+        """Returns the last statistics in the log that have the key."""
         found: list[dict[str, Any]] = [json.loads(m) for m in re.findall(r"kvlane: (\{.*\})$", self.text, re.MULTILINE)]
         found = [f for f in found if key in f]
         assert found, f"no figures with {key!r} in:\n{self.text[-4000:]}"
@@ -56,7 +57,7 @@ class Ran:
 
 
 class Server:
-    """The process that has imported vLLM, and forks others that run it."""
+    """A process that has imported vLLM and forks a child for each run."""
 
     def __init__(self) -> None:
         env = {
@@ -64,7 +65,7 @@ class Server:
             "VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "TOKENIZERS_PARALLELISM": "false",
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         }  # fmt: skip
-        env.pop("PYTHONHASHSEED", None)  # a restart has to hit without it
+        env.pop("PYTHONHASHSEED", None)  # keys must stay equal across restarts without a fixed hash seed
         command = [sys.executable, "-m", "in_vllm.run"]
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
         self._process = subprocess.Popen(command, env=env, cwd=HERE.parent, **pipes)
@@ -99,7 +100,7 @@ class Server:
         return (set(self._codes) - known).pop()
 
     def wait(self, pid: int, limit: float) -> int | None:
-        """The exit code of a process; None if it still runs."""
+        """Returns the exit code of a process, or None if it is still running after the limit."""
         self._await(lambda: self._codes[pid] is not None, limit)
         return self._codes[pid]
 
@@ -109,7 +110,7 @@ class Server:
 
 
 class Engine:
-    """A process with vLLM, and with several of them where multiprocessing is on."""
+    """A process that runs vLLM, with child processes if multiprocessing is on."""
 
     def __init__(self, server: Server, plan: dict[str, Any]) -> None:
         self._server, self._log = server, Path(plan["log"])
@@ -119,24 +120,25 @@ class Engine:
         return self._log.read_text(errors="replace") if self._log.exists() else ""
 
     def has_printed(self, line: str) -> None:
-        """Waits for the start of a line in the log."""
+        """Waits until the log has a line that starts so."""
         deadline = time.monotonic() + LIMIT
         while f"\n{line}" not in self.text():
             assert self._server.wait(self.pid, 0.1) is None, self.text()[-6000:]
             assert time.monotonic() < deadline, f"vLLM does not say {line}:\n{self.text()[-6000:]}"
 
     def processes(self) -> list[int]:
-        """Its processes that live: it is the leader of their group."""
+        """Returns the running processes of this process's group, which it leads."""
         out = []
         for stat in Path("/proc").glob("[0-9]*/stat"):
-            with contextlib.suppress(OSError):  # it has ended
+            with contextlib.suppress(OSError):  # the process has ended
                 state, _, group = stat.read_text().rpartition(")")[2].split()[:3]
                 if int(group) == self.pid and state not in "ZX":
                     out.append(int(stat.parent.name))
         return out
 
     def kill_core(self) -> None:
-        """kill -9 of vLLM's scheduler and worker, and of all but the process that was asked, which vLLM 0.32 leaves waiting."""
+        """Kills vLLM's scheduler and workers with SIGKILL, but not the front end, which vLLM 0.32
+        leaves waiting."""
         others = [p for p in self.processes() if p != self.pid]
         assert any("libkvlane" in Path(f"/proc/{p}/maps").read_text() for p in others)
         for p in others:
@@ -146,14 +148,14 @@ class Engine:
 
     @staticmethod
     def has_gone(left: Callable[[], Any]) -> None:
-        """Waits until nothing is left of what was killed."""
+        """Waits until no killed process is left."""
         deadline = time.monotonic() + LIMIT
         while pids := left():
             assert time.monotonic() < deadline, f"killed, and still there: {pids}"
             time.sleep(0.05)
 
     def kill(self) -> bool:
-        """kill -9 of all its processes, at once. Whether it still ran."""
+        """Kills the whole process group with SIGKILL. Returns whether it was still running."""
         ran = self._server.wait(self.pid, 0) is None
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
@@ -179,7 +181,7 @@ def server() -> Any:
 
 @pytest.fixture(scope="session")
 def model(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """The folder of a model."""
+    """Returns a function that makes a model once and returns its directory."""
     made: dict[str, str] = {}
 
     def make(name: str) -> str:
@@ -194,7 +196,8 @@ def model(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 @pytest.fixture
 def start(server: Server, model: Any, tmp_path: Path) -> Any:
-    """Starts vLLM: start(steps, name=..., kvlane=..., processes=..., layerwise=..., **arguments of LLM) returns an Engine."""
+    """Returns start(steps, name=..., kvlane=..., processes=..., layerwise=..., **arguments of
+    LLM), which starts vLLM and returns an Engine."""
     begun: list[Engine] = []
 
     def go(
@@ -219,7 +222,8 @@ def start(server: Server, model: Any, tmp_path: Path) -> Any:
             "kvlane": None if kvlane is None else kvlane | {"log_seconds": 0},
             "steps": steps,
             "log": str(tmp_path / f"vllm{len(begun)}.log"),
-            # As many workers as there are, on whatever cores there are.
+            # Do not bind workers to cores, so that any number of workers runs on any number of
+            # cores.
             "env": {"VLLM_ENABLE_V1_MULTIPROCESSING": str(int(processes)), "VLLM_CPU_OMP_THREADS_BIND": "nobind"},
         }
         begun.append(Engine(server, plan))
@@ -232,7 +236,8 @@ def start(server: Server, model: Any, tmp_path: Path) -> Any:
 
 @pytest.fixture
 def identities(server: Server, model: Any, tmp_path: Path) -> Any:
-    """What stores are told of engines: a list of configurations, one a rank, or an error's text, for each of the cases."""
+    """Returns a function that reports, for each case, the configurations of the engine's stores,
+    one a rank, or an error's text."""
 
     def ask(cases: list[Any]) -> list[Any]:
         log = str(tmp_path / f"identities{len(list(tmp_path.iterdir()))}.log")
@@ -244,7 +249,8 @@ def identities(server: Server, model: Any, tmp_path: Path) -> Any:
 
 @pytest.fixture
 def steps(server: Server, model: Any, tmp_path: Path) -> Any:
-    """What steps.py says of many requests: steps(connector=..., folder=..., seed=..., requests=..., damage=..., abort=...)."""
+    """Returns steps(connector=..., folder=..., seed=..., requests=..., damage=..., abort=...),
+    which runs steps.py and returns its report."""
 
     def go(**plan: Any) -> Any:
         (step,) = Engine(server, plan | {"model": model("llama"), "log": str(tmp_path / "steps.log"), "env": {}}).ended().steps

@@ -1,4 +1,5 @@
-"""The tests' models: a few layers with random weights, large enough that tokens differ."""
+"""Makes the tests' models: a few layers with random weights, large enough that different prompts
+give different tokens."""
 
 import torch
 import transformers as hf
@@ -24,7 +25,7 @@ def config(name: str) -> hf.PretrainedConfig:
             qk_rope_head_dim=64, v_head_dim=128, first_k_dense_replace=3,
             n_routed_experts=2, num_experts_per_tok=1, n_shared_experts=1, moe_intermediate_size=64,
         )  # fmt: skip
-    if name == "hybrid":  # layers of full attention, and of windows
+    if name == "hybrid":  # layers with full attention and layers with sliding windows
         layers = ["sliding_attention", "full_attention"] * 3
         return hf.Olmo3Config(**COMMON, **HEADS, num_hidden_layers=6, sliding_window=64, layer_types=layers)
     raise ValueError(f"no model {name}")

@@ -1,14 +1,14 @@
-"""Runs vLLM for the tests: reads plans, a line of JSON each, and runs each in a fork of itself, which has imported vLLM once.
+"""Runs vLLM for the tests. The process imports vLLM once, and then forks a child for each plan that it reads.
 
-A plan is {"model": folder, "engine": arguments of LLM, "kvlane": what kv_connector_extra_config has, or null for none,
-"connector": the class's name, "metrics": whether they are served, "log": file,
-"env": {...}, "steps": [...]}, or with "make": name to make a model, or with
-"identities", or with "requests" for steps.py. A step is {"prompts": [[token, ...], ...], "tokens": n}, {"reset": true} (the
-engine forgets its own prefix cache) or {"reset": "all"} (and the connector).
+A plan is a line of JSON: {"model": folder, "engine": arguments of LLM, "connector": the class's name, "kvlane": the value of
+kv_connector_extra_config, or null for an engine without kvlane, "metrics": whether to serve metrics, "log": file for the
+output, "env": {...}, "steps": [...]}. Other plans have "make" (the name of a model to make), "identities", or "requests" (a run
+of steps.py). A step is {"prompts": [[token, ...], ...], "tokens": n}, {"reset": true} (reset the engine's own prefix cache) or
+{"reset": "all"} (reset the connector too).
 
-Answers with the number of the process, and later with that and how it ended. The log has a line "STEP {...}" for each step,
-with the tokens and the number of cached tokens of each prompt, and, where scheduler and worker are in this process, how often a
-request was preempted, and the jobs of kvlane's worker: "load" or "store", and whether it was layer by layer.
+The reply to a plan is the child's process ID, and later that ID with the exit code. For each step the log has a line "STEP
+{...}" with the tokens and the number of cached tokens of each prompt. If the scheduler and worker are in the child itself, the
+line also has the number of preemptions, and the jobs of kvlane's worker: "load" or "store", and whether it was layer by layer.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def run(plan: dict[str, Any]) -> None:
     jobs, preempted = watch_jobs(), watch_preemptions()
     fork_processes()
     llm = LLM(plan["model"], skip_tokenizer_init=True, enforce_eager=True, **plan["engine"], **more)
-    if plan.get("metrics"):  # as vLLM's API server has them
+    if plan.get("metrics"):  # vLLM's API server serves its metrics in the same way
         server, _ = prometheus_client.start_http_server(0, "127.0.0.1")
         print(f"METRICS {server.server_port}", flush=True)
     print("UP", flush=True)
@@ -71,13 +71,14 @@ def run(plan: dict[str, Any]) -> None:
 
 
 def fork_processes() -> None:
-    """Make vLLM fork its scheduler and workers. On CPUs it spawns them, and each one imports vLLM again for many seconds."""
+    """Makes vLLM fork its scheduler and workers. On CPUs it spawns them, and each would import
+    vLLM again, which takes many seconds."""
     context = multiprocessing.get_context("fork")
     mock.patch.object(multiprocessing, "get_context", return_value=context).start()
 
 
 def watch_jobs() -> list[tuple[str, bool]]:
-    """The jobs that kvlane's worker begins from now on."""
+    """Returns a list that records the jobs that kvlane's worker starts from now on."""
     from kvlane.vllm.worker import Worker
 
     jobs, start = [], Worker._start
@@ -92,7 +93,8 @@ def watch_jobs() -> list[tuple[str, bool]]:
 
 
 def watch_preemptions() -> list[str]:
-    """The requests from which vLLM's scheduler takes their pages from now on, where it is in this process."""
+    """Returns a list that records the requests that vLLM's scheduler preempts from now on, if it
+    is in this process."""
     from vllm.v1.core.sched.scheduler import Scheduler
 
     preempted, preempt = [], Scheduler._preempt_request
@@ -106,7 +108,7 @@ def watch_preemptions() -> list[str]:
 
 
 class Layer(AttentionLayerBase):  # type: ignore[misc]
-    """A layer with vLLM's backend for CPUs, or one of another name."""
+    """A layer with vLLM's attention backend for CPUs, or with one of another name."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -120,7 +122,8 @@ class Layer(AttentionLayerBase):  # type: ignore[misc]
 
 @contextlib.contextmanager
 def kernels(vllm_config: Any, kv_cache_config: Any, env: dict[str, str]) -> Iterator[None]:
-    """Gives an engine layers, and kernels that differ from this machine's as env says."""
+    """Gives the engine layers, and replaces the properties of its kernels and of the machine that
+    env names."""
     import platform
 
     import vllm
@@ -144,7 +147,8 @@ def kernels(vllm_config: Any, kv_cache_config: Any, env: dict[str, str]) -> Iter
 
 
 def identities(plan: dict[str, Any]) -> None:
-    """What stores are told of engines with other arguments and environments, each a [kvlane, arguments, environment]."""
+    """Prints the configurations of stores for engines with other arguments and environments, each
+    case a [kvlane, arguments, environment]."""
     import torch
     from vllm.config import KVTransferConfig
     from vllm.engine.arg_utils import EngineArgs
@@ -202,7 +206,7 @@ def child(plan: dict[str, Any]) -> None:
         traceback.print_exc()
     finally:
         sys.stdout.flush()
-        os._exit(code)  # what is stored does not hang on an orderly end
+        os._exit(code)  # exit without cleanup: stored KV must not depend on an orderly shutdown
 
 
 def main() -> None:
@@ -214,7 +218,7 @@ def main() -> None:
     import vllm.v1.worker.cpu_worker  # noqa: F401
     from vllm.model_executor.models import registry
 
-    # vLLM inspects the class of a model in a process of its own, which imports vLLM again.
+    # vLLM would inspect the class of a model in a new process, which imports vLLM again.
     mock.patch.object(registry, "_run_in_subprocess", lambda inspect: inspect()).start()
 
     lock = threading.Lock()

@@ -1,7 +1,7 @@
-"""vLLM's scheduler and a connector of kvlane's without a model: KV is numbers that follow from the tokens before, so that whoever
-reads another number knows that his KV is wrong. Requests share prefixes, come from files that are damaged meanwhile, and are
-aborted; pages are few.
-"""
+"""Runs vLLM's scheduler and a kvlane connector without a model. The KV of a token is a number
+computed from all tokens up to it, so that a request that reads wrong KV detects it. Requests
+share prefixes and are aborted at random, files are damaged while requests load from them, and
+pages are scarce."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ from kvlane import vllm as ours
 from .run import Layer, watch_jobs
 
 PAGES, BLOCK, SIZE, LAYERS = 48, 16, 8, 3
-WRONG = 7  # the token of a request whose KV was wrong; no other has it
+WRONG = 7  # the token of a request that read wrong KV; no prompt contains it
 BATCH = 64
-PATIENCE = 400.0  # seconds
+PATIENCE = 400.0  # timeout in seconds
 
 
 class Rig:
@@ -72,7 +72,7 @@ class Rig:
         self.hasher = get_request_block_hasher(hash_size, sha256)
         self.requests: list[Request] = []
         self.recovered = 0
-        self.in_step = 0  # steps with loads that feed them
+        self.in_step = 0  # number of steps with loads for their own requests
 
     def ask(self, tokens: list[int], answer: int) -> None:
         """Adds a request."""
@@ -84,7 +84,8 @@ class Rig:
         self.scheduler.add_request(r)
 
     def step(self, abort: float) -> None:
-        """A step of scheduler and worker. With the probability `abort` a request is aborted while it runs."""
+        """Runs one step of scheduler and worker. With the probability `abort` a request is aborted
+        during the step."""
         plan = self.scheduler.schedule()
         c = self.connector
         c.handle_preemptions(plan.kv_connector_metadata)
@@ -117,7 +118,8 @@ class Rig:
             time.sleep(0.001)
 
     def forward(self, scheduled: dict[str, int]) -> dict[str, list[int]]:
-        """What a model does: computes KV of new tokens from all that is before them, layer by layer, and samples."""
+        """Stands for the model: computes the KV of new tokens from all earlier ones, layer by
+        layer, and samples."""
         work = []
         for request_id, n in scheduled.items():
             r = self.scheduler.requests[request_id]
@@ -128,7 +130,7 @@ class Rig:
             work.append((request_id, r, end - n, end, values, slots))
         wrong: set[str] = set()
         for name, memory in self.layers.items() if work else ():
-            flat = memory.transpose(1, 2).reshape(PAGES * BLOCK, -1)  # a copy
+            flat = memory.transpose(1, 2).reshape(PAGES * BLOCK, -1)  # the transpose makes reshape copy
             for request_id, _, start, end, values, slots in work:
                 new = values[start:end] + (0.5 if request_id in wrong else 0.0)
                 for slot, value in zip(slots[start:end].tolist(), new.tolist(), strict=True):
@@ -145,9 +147,9 @@ class Rig:
         }
 
     def damage(self) -> None:
-        """Changes a bit of a file."""
+        """Flips a bit of a random file."""
         files = sorted(p for p in self.folder.rglob("*") if "tmp" not in p.parts[len(self.folder.parts) :] and p.is_file())
-        with contextlib.suppress(OSError, IndexError):  # it may go away meanwhile; there may be none yet
+        with contextlib.suppress(OSError, IndexError):  # a file may be removed meanwhile; there may be none yet
             file = self.rng.choice([p for p in files if p.stat().st_size > 2048])
             data = bytearray(file.read_bytes())
             data[self.rng.randrange(len(data))] ^= 4
@@ -155,7 +157,7 @@ class Rig:
 
 
 def prefix_values(tokens: list[int]) -> torch.Tensor:
-    """A number for each token, which follows from it and all before it."""
+    """Returns a number for each token, computed from it and all earlier tokens."""
     out, value = [], 0
     for t in tokens:
         value = (value * 1000003 + t + 1) % (1 << 20)
@@ -164,7 +166,7 @@ def prefix_values(tokens: list[int]) -> torch.Tensor:
 
 
 def main(plan: dict[str, Any]) -> dict[str, Any]:
-    """Asks many requests, and says what became of them."""
+    """Submits many requests, and reports counts of their outcomes."""
     rng = random.Random(plan["seed"])
     jobs = watch_jobs()
     from .ahead import AheadRig
@@ -176,9 +178,9 @@ def main(plan: dict[str, Any]) -> dict[str, Any]:
     while left or rig.scheduler.has_unfinished_requests():
         assert time.monotonic() < deadline, f"{left} requests left, {len(rig.scheduler.running)} running"
         if left and len(rig.scheduler.requests) < rng.choice((1, 5)):
-            rig.scheduler.reset_prefix_cache()  # does nothing while requests run
+            rig.scheduler.reset_prefix_cache()  # has no effect while requests run
             stem = rng.choice(stems)
-            for _ in range(min(left, rng.choice((1, 4)))):  # they come together, and share a prefix
+            for _ in range(min(left, rng.choice((1, 4)))):  # these requests arrive together and share a prefix
                 left -= 1
                 more = [rng.randrange(10, 400) for _ in range(rng.choice((3, 20, 60)))]
                 rig.ask(stem[: rng.choice((len(stem), len(stem), 48))] + more, rng.randrange(1, 12))

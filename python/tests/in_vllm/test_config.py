@@ -1,4 +1,5 @@
-"""What KV belongs to: whatever would make stored KV wrong makes it a miss."""
+"""Tests the identity of stored KV: a change of any setting that affects KV makes stored blocks a
+miss."""
 
 from __future__ import annotations
 
@@ -54,7 +55,7 @@ def test_identity(identities: Any, model: Any, tmp_path: Path) -> None:
         "backend": (STORE, {}, {"BACKEND": "FLASH_ATTN"}),
         "platform": (STORE, {}, {"PLATFORM": "rocm"}),
         "machine": (STORE, {}, {"MACHINE": "aarch64"}),
-        # By which vLLM's kernels for CPUs pack K and V.
+        # vLLM's CPU kernels choose their packing of K and V by the instruction set.
         "instruction set": (STORE, {}, {"ISA": "amx"}),
         "another one": (STORE, {}, {"ISA": "neon"}),
         "memory layout": (STORE, {}, {"LAYOUT": "LBNHC"}),
@@ -82,7 +83,8 @@ def test_one_rank_writes_the_files_of_kv_that_several_have() -> None:
 
 
 def test_loads_within_a_step_must_be_safe() -> None:
-    """A failure of such a load is recomputed, or fails the request. Otherwise its token would be wrong."""
+    """A configuration is accepted only if a failed load is recomputed or fails its request.
+    Otherwise the request would continue from wrong KV."""
 
     def check(*options: str, ahead: bool = False, v2: bool = False, policy: str = "recompute", groups: int = 1) -> None:
         vllm_config = SimpleNamespace(

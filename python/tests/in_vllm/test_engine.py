@@ -1,4 +1,5 @@
-"""vLLM on a CPU, with kvlane: what is loaded is what was stored, whatever happens to processes and files."""
+"""Runs vLLM on a CPU with kvlane: loaded KV equals stored KV, also after kills, restarts and
+damaged files."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from typing import Any
 
 import pytest
 
-POOL = {"cache_bytes": 64 << 20, "admission": "always"}  # a tiny model computes faster than it loads
+POOL = {"cache_bytes": 64 << 20, "admission": "always"}  # always: a tiny model computes faster than it loads
 RESET = {"reset": True}
 DTYPE = {"llama": "float32", "mla": "bfloat16", "hybrid": "float32"}
 
@@ -24,18 +25,20 @@ def ask(*prompts: list[int], tokens: int = 8) -> dict[str, Any]:
     return {"prompts": list(prompts), "tokens": tokens}
 
 
-DRAIN = ask([5], tokens=32)  # stores no block, and its steps tell what became of the jobs before
+DRAIN = ask([5], tokens=32)  # stores no block; its steps let the earlier jobs finish and be reported
 
 
 def same(a: dict[str, Any], b: dict[str, Any]) -> None:
-    """Identical tokens, and as likely: the KV was the same, bit for bit, and so was how it was used."""
+    """Compares tokens and log probabilities. Equal log probabilities show that the KV was equal
+    bit for bit."""
     assert a["tokens"] == b["tokens"]
     assert a["logprobs"] == b["logprobs"]
     assert set(a["reasons"] + b["reasons"]) == {"length"}
 
 
 def drained(stats: dict[str, Any]) -> None:
-    """No job is left, and each block that came into the pool is there or has gone by a way that is counted."""
+    """No job is left, and every block that entered the pool is still there or was counted when it
+    left."""
     assert stats["jobs"] == 0
     assert stats["stored"] + stats["from_files"] == stats["blocks"] + stats["evicted"] + stats["forgotten"]
 
@@ -50,7 +53,7 @@ def damage(file: Path) -> None:
     file.write_bytes(data)
 
 
-# The engine's own prefix cache says what a hit has to give: KV that never left.
+# The reference is a hit in vLLM's own prefix cache, whose KV never left the device.
 @pytest.mark.parametrize("layerwise", [False, True])
 @pytest.mark.parametrize("name", list(DTYPE))
 def test_stored_reset_loaded(start: Any, name: str, layerwise: bool) -> None:
@@ -66,7 +69,7 @@ def test_stored_reset_loaded(start: Any, name: str, layerwise: bool) -> None:
     same(loaded, kept)
     assert anew["cached"] == [0], "what was stored before the connector's reset is not to be found"
     same(anew, computed)
-    within = layerwise and name != "hybrid"  # several page groups: vLLM cannot be told of failures within a step
+    within = layerwise and name != "hybrid"  # several page groups: vLLM has no way to report failed loads within a step
     assert loaded["jobs"] == [["load", within]]
     assert ["store", within] in computed["jobs"]
     assert ("KV is not moved layer by layer" in ran.text) == (layerwise and not within)
@@ -75,7 +78,7 @@ def test_stored_reset_loaded(start: Any, name: str, layerwise: bool) -> None:
     assert stats["forgotten"] == stats["from_files"] == 0
 
 
-# What a full disk does not take stays a hit in the pool, and is told once.
+# Blocks that do not fit on a full disk still hit in the pool, and one warning is logged.
 def test_a_full_disk_is_no_miss(start: Any, small_disk: Path) -> None:
     (small_disk / "filler").write_bytes(bytes(5 << 20))
     prompts = [prompt(seed, 320) for seed in range(6)]
@@ -91,7 +94,7 @@ def test_a_full_disk_is_no_miss(start: Any, small_disk: Path) -> None:
     assert ran.stats("from_pool")["forgotten"] == 0
 
 
-# Another process finds the blocks in files. A damaged one is computed anew, and stored anew.
+# A second process finds the blocks in files. A damaged block is recomputed and stored again.
 def test_restarted_and_damaged(start: Any, tmp_path: Path) -> None:
     p, store = prompt(2), {"store": POOL | {"dirs": [str(tmp_path / "kv")]}}
     first, kept = start([ask(p), ask(p)], kvlane=store).ended().steps
@@ -113,8 +116,8 @@ def test_restarted_and_damaged(start: Any, tmp_path: Path) -> None:
     assert other.steps[0]["cached"] == [0], "other rotary embeddings, other KV"
 
 
-# A damaged block is found while the step that needs it runs: for the request that loads it, and for those that share its prefix
-# and are asked for at the same time. To compute it anew takes several steps.
+# A damaged block is found during the step that needs it. It affects the request that loads it and
+# the requests of the same step that share its prefix. Recomputing takes several steps.
 def test_damaged_within_a_step(start: Any, tmp_path: Path) -> None:
     p, store = prompt(2), {"store": POOL | {"dirs": [str(tmp_path / "kv")]}}
     prompts = [p, p + prompt(7, 40), p[:290] + prompt(8, 60), prompt(9)]
@@ -136,7 +139,8 @@ def test_damaged_within_a_step(start: Any, tmp_path: Path) -> None:
     assert len(files(tmp_path / "kv")) >= len(found), "what was damaged is stored anew"
 
 
-# What is in files is brought while other requests are computed, and not within a step; from memory it comes layer by layer.
+# Blocks in files are fetched while other requests are computed, outside any step. Blocks in memory
+# are loaded layer by layer within a step.
 def test_files_do_not_delay_a_step(start: Any, tmp_path: Path) -> None:
     p, store = prompt(2), {"store": POOL | {"dirs": [str(tmp_path / "kv")]}}
     _, kept = start([ask(p), ask(p)], kvlane=store, layerwise=True).ended().steps
@@ -151,8 +155,8 @@ def test_files_do_not_delay_a_step(start: Any, tmp_path: Path) -> None:
     assert ran.stats("from_pool")["from_files"] >= 256 // 32
 
 
-# Whole files are found after a restart. With several page groups a page's number does not say whose it is: where files are
-# damaged the request is computed from its start.
+# Intact files hit after a restart. With several page groups a page's number does not determine its
+# group, so a request with damaged files is recomputed from its start.
 def test_restarted_and_damaged_with_several_page_groups(start: Any, tmp_path: Path) -> None:
     p, store = prompt(6), {"store": POOL | {"dirs": [str(tmp_path / "kv")]}}
     first, kept = start([ask(p), ask(p)], name="hybrid", kvlane=store).ended().steps
@@ -171,7 +175,7 @@ def test_restarted_and_damaged_with_several_page_groups(start: Any, tmp_path: Pa
     assert after["cached"] == kept["cached"]
 
 
-# The pool holds a tenth of what is asked for, by requests that share prefixes, all at one time.
+# Concurrent requests that share prefixes need ten times the blocks that the pool holds.
 def test_many_requests_and_a_small_pool(start: Any) -> None:
     prefixes = [prompt(100 + i, 128) for i in range(10)]
     prompts = [prefixes[i % 10] + prompt(i, 160) for i in range(50)]
@@ -192,7 +196,8 @@ def test_many_requests_and_a_small_pool(start: Any) -> None:
     assert stats["evicted"] > blocks
 
 
-# vLLM has room for half of what runs, and takes pages from requests again and again. They go on from the blocks that were stored.
+# vLLM's pages hold half of the running requests, so it preempts requests repeatedly. They resume
+# from stored blocks.
 def test_preempted(start: Any) -> None:
     prompts = [prompt(i, 200) for i in range(8)]
     asked = ask(*prompts, tokens=60)
@@ -207,8 +212,8 @@ def test_preempted(start: Any) -> None:
     drained(ran.stats("from_pool"))
 
 
-# Killed at any moment, what is found afterwards is right, and nothing is left over. In processes of its own the scheduler and
-# worker are killed before the process that asks them, too.
+# The engine is killed at random moments. Afterwards all hits are correct and no shared memory is
+# left. With multiprocessing, the scheduler and worker are also killed while the front end survives.
 @pytest.mark.parametrize(("processes", "kills"), [(False, 2), (True, int(os.environ.get("KVLANE_KILLS", "5")))])
 def test_killed(start: Any, tmp_path: Path, processes: bool, kills: int) -> None:
     prompts = [prompt(i, 250) for i in range(12)]
@@ -239,11 +244,12 @@ def test_killed(start: Any, tmp_path: Path, processes: bool, kills: int) -> None
 
 
 def shared_memory() -> list[str]:
-    """What is kvlane's in the machine's shared memory."""
+    """Returns kvlane's files in /dev/shm."""
     return sorted(p.name for p in Path("/dev/shm").iterdir() if "kvlane" in p.name)
 
 
-# Two workers, each with its own heads, pool and files. What one of them finds damaged both compute again.
+# Two workers have their own heads, pools and files. A block that one of them finds damaged is
+# recomputed by both.
 def test_two_workers(start: Any, tmp_path: Path) -> None:
     p, store = prompt(4), {"store": POOL | {"dirs": [str(tmp_path / "kv")]}}
     both = {"kvlane": store, "processes": True, "tensor_parallel_size": 2}
@@ -260,7 +266,8 @@ def test_two_workers(start: Any, tmp_path: Path) -> None:
     assert ran.stats("from_pool")["forgotten"] == 1
 
 
-# Two workers that have the same KV: each loads from its own memory, one writes the files, and after a restart both read them.
+# Two workers have the same KV. Each loads from its own memory, one of them writes files, and both
+# read these after a restart.
 def test_two_workers_with_the_same_kv(start: Any, tmp_path: Path) -> None:
     p, folder = prompt(4), tmp_path / "kv"
     both = {"name": "mla", "dtype": "bfloat16", "processes": True, "tensor_parallel_size": 2}

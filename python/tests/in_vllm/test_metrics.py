@@ -1,4 +1,5 @@
-"""kvlane's metrics on vLLM's own /metrics: by hand, and as a Prometheus that scrapes a running vLLM finds them."""
+"""Tests kvlane's metrics on vLLM's /metrics, with values set by the test and with a Prometheus
+that scrapes a running vLLM."""
 
 from __future__ import annotations
 
@@ -68,7 +69,8 @@ def test_only_changes_are_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     assert reader.changed() == {}
 
 
-# What two workers and the scheduler send in several steps, over vLLM's own way between processes, is what its Prometheus has.
+# Two workers and the scheduler send metrics over several steps through vLLM's own channel between
+# processes. All arrive in vLLM's Prometheus registry.
 def test_what_ranks_send_is_served() -> None:
     def sent(rank: str, *texts: str) -> Stats:
         out = Stats()
@@ -125,7 +127,8 @@ def test_observations_have_the_counts_and_the_sum(counts: list[float], total: fl
 
 
 def queries() -> Iterator[tuple[str, str]]:
-    """The queries of the dashboard and of the alert rules, without the conditions of these."""
+    """Yields the queries of the dashboard, and those of the alert rules without their thresholds.
+    """
     dashboard = json.loads((DOCS / "grafana" / "kvlane.json").read_text())
     for panel in dashboard["panels"]:
         for target in panel.get("targets", []):
@@ -137,7 +140,8 @@ def queries() -> Iterator[tuple[str, str]]:
 
 @contextmanager
 def prometheus(folder: Path, target: int) -> Iterator[Any]:
-    """A Prometheus that scrapes a port of this machine every second: a function that returns the series of a query."""
+    """Runs a Prometheus that scrapes a port of this machine every second. Yields a function that
+    returns the series of a query."""
     config = folder / "prometheus.yml"
     config.write_text(
         json.dumps(
@@ -171,7 +175,8 @@ def prometheus(folder: Path, target: int) -> Iterator[Any]:
             process.terminate()
 
 
-# Each query of the dashboard and of the rules has a series where vLLM runs, with its scheduler and worker in other processes.
+# Every query of the dashboard and the alert rules returns a series for a running vLLM with
+# multiprocessing.
 def test_prometheus_finds_a_series_for_each_query(start: Any, tmp_path: Path) -> None:
     subprocess.run([command("promtool"), "check", "rules", str(DOCS / "alerts.yml")], check=True, capture_output=True)
     store = {"store": POOL | {"dirs": [str(tmp_path / "kv")], "file_bytes": 1 << 30}}
@@ -191,7 +196,7 @@ def test_prometheus_finds_a_series_for_each_query(start: Any, tmp_path: Path) ->
     engine.kill()
 
 
-# With metrics_addr the processes serve their own, each at its address.
+# With metrics_addr each process serves its own metrics at its own address.
 def test_processes_serve_their_own_metrics(start: Any, tmp_path: Path) -> None:
     from test_metrics import page
 

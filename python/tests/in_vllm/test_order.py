@@ -1,4 +1,5 @@
-"""The order of a prompt's blocks, by which the Manager and the workers' stores evict."""
+"""Tests the order of a prompt's blocks as passed to the Manager and to the workers' stores, which
+determines eviction."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from typing import Any
 
 
 class Manager:
-    """Keeps what it is asked to store."""
+    """Records the keys it is given."""
 
     def __init__(self) -> None:
         self.stored: list[Any] = []
@@ -31,7 +32,7 @@ def test_blocks_are_in_the_order_of_the_prompt() -> None:
     scheduler.open(manager)  # type: ignore[arg-type]
     keys: list[Any] = [bytes([10 * group + i]) * 32 + group.to_bytes(4, "big") for group in range(2) for i in range(4)]
     context = ReqContext("r")
-    for i, key in enumerate(keys):  # vLLM names them group by group
+    for i, key in enumerate(keys):  # vLLM lists keys group by group
         context.set_offload_key_position(key, 16 * (i % 4 + 1))
     scheduler.lookup(keys[0], context)
     assert manager.looked == [0, 10, 1, 11, 2, 12, 3, 13]

@@ -1,4 +1,4 @@
-"""What the scheduler's side makes of what its Manager says."""
+"""Tests how the scheduler's side uses the answers of its Manager."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from kvlane.manager import ABSENT, BELOW, THERE, UNDER_WAY
 
 
 class Manager:
-    """Says what it is reported to, and that one block of a run is worth loading, or as many as `most`."""
+    """A Manager that returns fixed states, records what is reported to it, and admits at most
+    `most` blocks of a run."""
 
     def __init__(self, states: list[int], most: int) -> None:
         self.states, self.most = bytes(states), most
@@ -30,7 +31,8 @@ class Manager:
 
 
 def lookup(states: list[int], most: int = 1, first: int = 0, block_tokens: int = 16) -> tuple[str, list[Any]]:
-    """The answers for all blocks, the first being asked for first, as M(iss), P(ending) and H(it); and what worth was asked."""
+    """Looks up all blocks, starting with number `first`. Returns the answers as a string of
+    M(iss), P(ending) and H(it), and the calls of worth."""
     from vllm.v1.kv_offload.base import LookupResult
 
     from kvlane.vllm.scheduler import Scheduler
@@ -66,13 +68,14 @@ RANK = {
 
 
 def test_events_say_what_is_in_memory() -> None:
-    """What was stored and not removed is what lookups find, whatever happens: evictions, failures, resets."""
+    """After evictions, failures and resets, the blocks according to events are the blocks that
+    lookups find."""
     from vllm.v1.kv_offload.base import LookupResult, Medium, ReqContext
 
     from kvlane.manager import Manager as Index
     from kvlane.vllm.scheduler import Scheduler
 
-    # vLLM's number of the page group is not kvlane's.
+    # vLLM's number of the page group differs from kvlane's.
     scheduler = Scheduler((3,), events=True, log_seconds=60)
     scheduler.open(Index([RANK], 8))
     keys: Any = [bytes([i]) * 32 + (3).to_bytes(4, "big") for i in range(40)]
@@ -126,7 +129,8 @@ def test_events_say_what_is_in_memory() -> None:
 
 
 def test_loads_report_their_own_times_and_a_delay(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A load's time is the slowest worker's; the delay lasts until its end, if no step waited for it."""
+    """A load takes as long as its slowest worker. If no step waited for it, its delay lasts until
+    its end."""
     from vllm.v1.kv_offload.base import ReqContext
 
     from kvlane.vllm.scheduler import Scheduler
@@ -151,10 +155,10 @@ def test_loads_report_their_own_times_and_a_delay(monkeypatch: pytest.MonkeyPatc
         side.complete_load([key], context)
 
     run((2, 0), (3, 0))
-    run((2, 0), (3, 4), in_steps=True)  # a step waited
-    run((2, 0), in_steps=True)  # a load that is too large for a step: another delay
+    run((2, 0), (3, 4), in_steps=True)  # a step waited for it
+    run((2, 0), in_steps=True)  # this load is too large for a step, and has a delay of its own
     run((2, 0), in_steps=True, files=True)
-    run()  # it has failed
+    run()  # a failed load
     assert reported == [(3, 5, 7), (3, 4, 0), (2, 0, 0), (2, 5, 7)]
 
 

@@ -1,4 +1,4 @@
-"""`vllm serve` with kvlane and many requests at a time: its answers and its metrics."""
+"""Tests the answers and metrics of `vllm serve` with kvlane under many concurrent requests."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ TRANSFER = {
 
 
 class Served:
-    """A server, at its address."""
+    """A client of a server."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -49,19 +49,19 @@ class Served:
         return json.loads(text) if text else None
 
     def complete(self, prompt: list[int]) -> list[int]:
-        """The tokens that follow a prompt."""
+        """Returns the tokens that follow a prompt."""
         body = {"model": "m", "prompt": prompt, "max_tokens": 6, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
         (choice,) = self.post("/v1/completions", body)["choices"]
         tokens: list[int] = choice["token_ids"]
         return tokens
 
     def complete_all(self, prompts: list[list[int]]) -> list[list[int]]:
-        """The same for prompts that are all asked at once."""
+        """Completes all prompts concurrently."""
         with ThreadPoolExecutor(len(prompts)) as pool:
             return list(pool.map(self.complete, prompts))
 
     def metric(self, name: str, **labels: str) -> float:
-        """The sum of a metric's values with these labels."""
+        """Returns the sum of a metric's values with these labels."""
         families = text_string_to_metric_families(self.get("/metrics"))
         samples = (s for family in families for s in family.samples if s.name == name)
         return float(sum(s.value for s in samples if labels.items() <= s.labels.items()))
@@ -69,7 +69,7 @@ class Served:
 
 @contextlib.contextmanager
 def served(model: str, folder: Path) -> Iterator[Served]:
-    """A `vllm serve` of a model, with a tokenizer of one word per token."""
+    """Runs `vllm serve` for a model, with a tokenizer of one word per token."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -80,7 +80,7 @@ def served(model: str, folder: Path) -> Iterator[Served]:
     PreTrainedTokenizerFast(tokenizer_object=words, unk_token="w0", bos_token="w1", eos_token="w2").save_pretrained(own)
     import vllm
 
-    # The package of the build for CPUs has another name, which the command does not find.
+    # The CPU build's package has another name, which the command does not find.
     version = vllm.__version__.split("+")[0] + "+cpu"
     site = folder / "site" / f"vllm-{version}.dist-info"
     site.mkdir(parents=True)
@@ -116,7 +116,8 @@ def served(model: str, folder: Path) -> Iterator[Served]:
 
 
 def test_many_requests_at_a_time(model: Any, tmp_path: Path) -> None:
-    """The pages hold a third of them. Their prefixes come from memory after the reset of vLLM's own cache."""
+    """vLLM's pages hold a third of the prompts. After a reset of vLLM's own cache their prefixes
+    are loaded from memory."""
     rng = random.Random(1)
     prefixes = [[rng.randrange(3, 512) for _ in range(96)] for _ in range(10)]
     prompts = [prefixes[i % 10] + [rng.randrange(3, 512) for _ in range(rng.choice((3, 20, 60)))] for i in range(REQUESTS)]
@@ -127,7 +128,7 @@ def test_many_requests_at_a_time(model: Any, tmp_path: Path) -> None:
         assert server.complete_all(prompts) == computed
         loaded = server.metric("kvlane_store_hits_total", tier="cache") - before
         deadline = time.monotonic() + 30
-        while loaded < 3 * len(prefixes):  # a worker reads its figures once a second, in a step
+        while loaded < 3 * len(prefixes):  # a worker publishes its counters at most once a second, during a step
             assert time.monotonic() < deadline, f"{loaded} blocks were loaded"
             time.sleep(1)
             server.complete(prompts[0])

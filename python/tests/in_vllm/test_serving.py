@@ -1,4 +1,5 @@
-"""The example that compares vLLM servers, with a tiny model, and the README's command line of a server."""
+"""Tests the example that compares vLLM servers, with a tiny model, and the README's command line
+for a server."""
 
 from __future__ import annotations
 
@@ -30,8 +31,8 @@ SMALL = [
 
 @pytest.fixture
 def env(tmp_path: Path) -> dict[str, str]:
-    """The environment of a server on CPUs."""
-    # The package of the build for CPUs has another name, which the command does not find.
+    """Returns the environment of a server on CPUs."""
+    # The CPU build's package has another name, which the command does not find.
     version = vllm.__version__.split("+")[0] + "+cpu"
     site = tmp_path / "site" / f"vllm-{version}.dist-info"
     site.mkdir(parents=True)
@@ -61,7 +62,7 @@ def test_servers_are_compared(env: dict[str, str], tmp_path: Path) -> None:
         assert min(r["mean_ttft_ms"], r["mean_tpot_ms"], r["mean_itl_ms"], r["tokens_per_s"]) > 0
     assert ran["memory", "softnic"]["external_hit_rate"] > 0.3
     assert (logs / "metrics-softnic.txt").exists()
-    # A store that requires the machine's NICs does not start without them.
+    # The configuration requires NICs, so the server must not start on a machine without them.
     if any(Path("/sys/class/infiniband").glob("*")):
         return
     assert done.returncode == 1
@@ -70,7 +71,8 @@ def test_servers_are_compared(env: dict[str, str], tmp_path: Path) -> None:
 
 
 def test_the_command_line_of_the_readme(env: dict[str, str], tmp_path: Path) -> None:
-    """Word for word, but for the model, the bytes of memory and the directory. Blocks are in files after it."""
+    """Runs the README's command line with only the model, the bytes of memory and the directory
+    replaced. Afterwards blocks are in files."""
     section = (SCRIPT.parents[2] / "README.md").read_text().partition("\n## In vLLM\n")[2]
     (line,) = re.findall(r"^    vllm serve .*?^    \}'$", section, re.MULTILINE | re.DOTALL)
     files, port = tmp_path / "files", serving.free_port()

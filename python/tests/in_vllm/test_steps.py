@@ -1,4 +1,5 @@
-"""Whatever fails within a step, no request is answered from KV that is not its own: vLLM's scheduler with both connectors."""
+"""Runs vLLM's scheduler with both connectors: whatever load fails within a step, no request
+continues from wrong KV."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ import pytest
 
 
 def has_measured(stats: dict[str, Any]) -> None:
-    """The Manager knows the times of loads, by workers and scheduler, and of steps. Most loads have blocks in files."""
+    """The Manager has measured the times of loads, as seen by workers and by the scheduler, and of
+    steps. Most loads have blocks in files."""
     measured = stats["admission"]
     assert measured["file_rate"] > 0
     assert 0 < measured["file_delay"] < 10
@@ -35,7 +37,8 @@ def test_requests_over_damaged_files(steps: Any, tmp_path: Path, connector: str)
 
 
 def test_small_hits_are_loaded_within_a_step(steps: Any, tmp_path: Path) -> None:
-    """vLLM's sync_load_budget_bytes: hits above it, six blocks here, are loaded before a request's first step."""
+    """With vLLM's sync_load_budget_bytes, hits above the budget (six blocks here) are loaded
+    before the request's first step."""
     import vllm
 
     if vllm.__version__.startswith("0.32"):
@@ -53,10 +56,9 @@ def test_small_hits_are_loaded_within_a_step(steps: Any, tmp_path: Path) -> None
 
 
 def test_loads_are_ordered_behind_the_step_before(steps: Any, tmp_path: Path) -> None:
-    """The scheduler is a step ahead of a device that zeroes new pages, and on which a request's last token may come late.
-
-    A load waits for that, and not for the forward of its own step. It ends with the step that runs meanwhile.
-    """
+    """The scheduler is one step ahead of the device. The device zeroes new pages, and a request's
+    last token may arrive late. A load waits for these earlier operations, but not for the
+    forward of its own step, and is reported with a later step."""
     seed = int(os.environ.get("KVLANE_SEED", "1"))
     ran = steps(connector="Connector", folder=str(tmp_path / "kv"), seed=seed, requests=200, damage=0.3, abort=0.05, ahead=True)
     assert ran["requests"] == 200

@@ -1,4 +1,5 @@
-"""The example that measures time to first token in vLLM, on a tiny model: all sources are there, and come to the same."""
+"""Runs the vLLM example that measures time to first token on a tiny model: all sources are
+measured, with identical tokens."""
 
 from __future__ import annotations
 
@@ -39,7 +40,7 @@ def test_a_tiny_model(tmp_path: Path) -> None:
 
 
 def test_what_is_not_there_is_said(tmp_path: Path) -> None:
-    """Files that no engine has written."""
+    """No engine has written the files that the engine is to read."""
     done = run(tmp_path, "--engines", "files")
     assert done.returncode == 1
     assert "64 tokens, kvlane: after a restart, page cache: [0] tokens were there" in done.stdout, done.stdout[-4000:]

@@ -1,4 +1,5 @@
-"""What a worker's store is told of the device that vLLM computes on."""
+"""Tests a worker: the device settings of its store, the order of its jobs, and the results it
+reports."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ import pytest
     ("device", "own", "expected"),
     [
         ("cpu", {}, {"device": {"driver": "host"}}),
-        # A store begins behind what is on vLLM's stream, and that waits for layers: the engine has to be opened for it.
+        # A store's work starts after the work on vLLM's stream, which itself waits for layers. This
+        # requires the host_streams setting.
         ("cuda:1", {}, {"device": {"driver": "cuda", "index": 1}, "host_streams": True}),
         ("cuda", {"device": {"driver": "cuda", "index": 3}}, {"device": {"driver": "cuda", "index": 3}, "host_streams": True}),
     ],
@@ -42,7 +44,7 @@ def test_a_store_of_the_device(monkeypatch: pytest.MonkeyPatch, device: str, own
 
 
 class _Store:
-    """Stands for a Store on a GPU; it says Busy to the kinds of task in `busy`."""
+    """A fake Store on a GPU. It raises Busy for the kinds of task in `busy`."""
 
     driver = "cuda"
 
@@ -79,7 +81,8 @@ class _Store:
 
 @pytest.fixture
 def worker(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A worker over a _Store, and what submits a job of a block that has the page's number for its hash."""
+    """A worker over a fake store. Its method submit submits a job of one block whose hash is its
+    page's number."""
     import numpy as np
     import torch
 
@@ -109,14 +112,15 @@ def _name(number: int) -> bytes:
 
 @pytest.mark.parametrize("layerwise", [False, True])
 def test_a_load_comes_after_what_vllm_still_does(worker: Any, layerwise: bool) -> None:
-    """A step that is under way may write to pages that vLLM has given to the request of a load since."""
+    """A running step may still write to pages that vLLM has since given to the request of a load.
+    """
     worker.submit("load", 5, layerwise=layerwise)
     how = {"after": worker.store.stream, "layerwise": layerwise, "awaited": layerwise, "promote": True}
     assert worker.store.begun == [("load", [5], how)]
 
 
 def test_direct_loads_report_blocks_in_memory(worker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The scheduler has such blocks dropped, as its index does not have them."""
+    """The scheduler has workers drop such blocks, since its index does not contain them."""
     monkeypatch.setattr(worker.worker, "_ended", lambda _job: True)
     monkeypatch.setattr(worker.worker, "_failure", lambda _job: None)
     monkeypatch.setattr(worker.store, "lookup", lambda keys, _timeout: bytes([1 if keys.raw[0] == 5 else 2]), raising=False)
@@ -130,7 +134,8 @@ def test_direct_loads_report_blocks_in_memory(worker: Any, monkeypatch: pytest.M
 
 
 def test_loads_do_not_wait_for_stores(worker: Any) -> None:
-    """A disk that does not answer holds up stores, and they must not hold up hits in memory, nor drop what these bring."""
+    """Stores wait for a slow disk. Loads from memory must not wait behind them, and the blocks
+    that loads bring into memory must not be dropped."""
     worker.store.busy = {"dump"}
     worker.submit("store", 1, (7,))
     worker.submit("store", 2, (8, 9))
@@ -143,7 +148,7 @@ def test_loads_do_not_wait_for_stores(worker: Any) -> None:
 
 
 def test_what_cannot_begin_gives_its_pages_back(worker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At once where they are asked for, else after a time."""
+    """Jobs that cannot start fail at once if that is requested, otherwise after a timeout."""
     worker.store.busy = {"dump", "load"}
     worker.submit("store", 1)
     worker.submit("load", 2)

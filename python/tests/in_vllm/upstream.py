@@ -1,6 +1,6 @@
-"""A plugin of pytest: vLLM's own tests of its OffloadingConnector get kvlane's Connector in that place, over the specification,
-manager and worker that those tests bring. tools/vllm-upstream runs them.
-"""
+"""A pytest plugin that replaces the OffloadingConnector in vLLM's own tests with kvlane's
+Connector, while the tests keep their own specification, manager and worker. tools/vllm-upstream
+uses it."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from kvlane.vllm.metrics import Reader
 
 
 class OffloadingConnector(v0_32.Connector):
-    """kvlane's Connector over any specification. Its jobs never fail."""
+    """kvlane's Connector over any offloading specification. Its jobs never fail."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self._metrics = Reader(str)  # empty: vLLM's managers and workers have none of kvlane's metrics
+        self._metrics = Reader(str)  # empty: vLLM's managers and workers do not have kvlane's metrics
 
     @staticmethod
     def _spec(config: Any, vllm_config: Any, kv_cache_config: Any) -> Any:

@@ -65,6 +65,9 @@ type Gateway struct {
 	small, data *mem.Buffers // a slot is zeroed for each use, so flags have small ones
 	sessions    sync.WaitGroup
 
+	mu   sync.Mutex
+	left []*mem.Buffers // receives of ended sessions that are not freed
+
 	attached, denied, requests, refused atomic.Int64
 }
 
@@ -83,6 +86,22 @@ func New(o Options) (*Gateway, error) {
 		return nil, errors.Join(err, g.data.Close(context.Background()))
 	}
 	return g, nil
+}
+
+// free frees the receives of ended sessions, and more of them. Those that a step of freeing fails for
+// stay until the next call.
+func (g *Gateway) free(ctx context.Context, more ...*mem.Buffers) error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	all := append(g.left, more...)
+	g.left = nil
+	var errs []error
+	for _, b := range all {
+		if err := b.Close(ctx); err != nil {
+			g.left, errs = append(g.left, b), append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // slot is a lent buffer.
@@ -196,7 +215,7 @@ func (g *Gateway) Close(ctx context.Context) error {
 	}()
 	select {
 	case <-ended:
-		return errors.Join(g.small.Close(ctx), g.data.Close(ctx))
+		return errors.Join(g.free(ctx), g.small.Close(ctx), g.data.Close(ctx))
 	case <-ctx.Done():
 		return errors.Join(fmt.Errorf("close gateway: sessions are open: %w", errdefs.ErrBusy), context.Cause(ctx))
 	}

@@ -21,6 +21,7 @@ const (
 // queue is the queue pair of a session, with receives for the requests of its client. One goroutine
 // calls run. The other methods are safe for concurrent use.
 type queue struct {
+	g        *Gateway
 	ch       *channel.Channel
 	receives *mem.Buffers
 	buffers  []mem.Buffer // by the number of their receive
@@ -33,7 +34,7 @@ type queue struct {
 
 // openQueue opens a queue pair with that many receives.
 func (g *Gateway) openQueue(receives int, bytes int64, onFailure func(error)) (_ *queue, err error) {
-	q := &queue{pending: make(map[uint64]func(error))}
+	q := &queue{g: g, pending: make(map[uint64]func(error))}
 	q.changed.L = &q.mu
 	defer func() {
 		if err != nil {
@@ -183,5 +184,5 @@ func (q *queue) close() {
 	for _, b := range q.buffers {
 		_ = q.receives.Release(b) // host memory is zeroed without an error
 	}
-	_ = q.receives.Close(context.Background()) // Buffers count and report memory that they keep
+	_ = q.g.free(context.Background(), q.receives) // Close of the gateway reports it again
 }

@@ -2,6 +2,7 @@ package store_test
 
 import (
 	"errors"
+	"strings"
 	"testing"
 
 	"github.com/kvlane/kvlane/device/sim"
@@ -268,6 +269,24 @@ func TestDirectSlotsAreShared(t *testing.T) {
 	r.wantDirect(48, 0)
 	if h := r.direct.files.Stats().Handles; h.Open > 3 {
 		t.Errorf("%d files are kept open, 3 may be", h.Open)
+	}
+}
+
+// A load by layers that has more blocks than slots reports that its layers are complete late.
+func TestLoadLargerThanTheDirectSlotsReportsIt(t *testing.T) {
+	t.Parallel()
+	r, _, _ := newDirectRig(t, rigOptions{window: true, pages: 32}, 1, 2, 3, 4, 5, 6)
+	for blocks, late := range map[int]bool{4: false, 6: true} {
+		for _, layerwise := range []bool{false, true} {
+			l, err := r.st.Load(r.ctx(), nil, r.pages, r.refs(8, []int{1, 2, 3, 4, 5, 6}[:blocks]...), store.LoadOptions{Layerwise: layerwise})
+			r.must(err)
+			r.must(l.Wait(r.ctx()))
+			for _, c := range l.Paths() {
+				if c.Path == stream.PathCuFile && strings.Contains(c.Reason, "more blocks than the memory") != (late && layerwise) {
+					t.Errorf("%d blocks in 4 slots, layerwise %t: %q", blocks, layerwise, c.Reason)
+				}
+			}
+		}
 	}
 }
 

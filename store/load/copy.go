@@ -256,6 +256,9 @@ func (t *Task) addDirect(g *group) {
 		return
 	}
 	c := stream.Completion{Path: stream.PathCuFile, Reason: t.p.Direct.Reason}
+	if t.layerwise && len(t.sc.Refs.Refs) > t.p.Direct.Pool.Stats().Slots {
+		c.Reason += "; the load has more blocks than the memory of direct storage, so each layer is complete only with the last blocks"
+	}
 	for i := range g.All {
 		b, ok := t.sc.Items[i].Slot.(*pipeline.DirectBlock)
 		if !ok {

@@ -170,7 +170,7 @@ func TestWrongBytesFailTheRun(t *testing.T) {
 					last-- // launch of the check
 				}
 				if last <= first {
-					t.Fatalf("step %d moved nothing by %s", i, who.Name())
+					t.Fatalf("step %d: %s moved no bytes", i, who.Name())
 				}
 				for _, n := range []int64{first, last} {
 					if _, err := run(t, t.Context(), fault.New(1, fault.Nth(op, int(n)).Corrupt()), o); !errors.Is(err, errdefs.ErrCorrupt) {

@@ -126,7 +126,7 @@ func TestBothAlgorithmsVerifyUnderEitherFormat(t *testing.T) {
 		}
 		h, err := f.Header(image, key)
 		if err != nil || h.SumAlgo != wrote {
-			t.Errorf("the header says %v, %v; want %v", h.SumAlgo, err, wrote)
+			t.Errorf("algorithm in the header: %v, %v; want %v", h.SumAlgo, err, wrote)
 		}
 	}
 	f, key := someFormat(t, 100)

@@ -47,7 +47,7 @@ func capturedEcho(ctx context.Context, m proto.Message) (proto.Message, error) {
 		if err != nil || code == -1 {
 			return nil, errors.New("general failure")
 		}
-		return nil, rpc.Errorf(rpc.Code(code), "as requested")
+		return nil, rpc.Errorf(rpc.Code(code), "told to") // the text of the captured server
 	case text == "CLOSE":
 		call.CloseConnection()
 		return nil, nil

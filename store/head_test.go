@@ -17,7 +17,7 @@ type recorder struct {
 	stream.Stream
 	mu      sync.Mutex
 	batches [][]mem.PageGroup // copies that stay unchanged after Submit
-	awaited []bool            // for each batch: whether Submit was told that a stream waits for it
+	awaited []bool            // for each batch: whether Submit was called for a stream that waits
 	before  func(n int)       // called before batch n is submitted, counted from 1
 	refused int               // first batch that Submit refuses, counted from 1; 0: none
 }

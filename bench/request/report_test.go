@@ -113,7 +113,7 @@ func TestCompare(t *testing.T) {
 	now.Points[1].GBps *= 1.02 // within the threshold
 	now.Points[5].GBps *= 1.5
 	now.Points[6].Requests = 8
-	now.Setup.LoadPolicy, old.Setup.LoadPolicy, old.Setup.DumpPolicy = "throughput", "", "" // of a report that did not say
+	now.Setup.LoadPolicy, old.Setup.LoadPolicy, old.Setup.DumpPolicy = "throughput", "", "" // as in a report without these fields
 	c := now.Compare(old, 0.05)
 	if len(c.Notes) != 2 || c.Gone != 1 || c.Added != 1 || len(c.Changes) != len(old.Points)-1 || c.Worse(0.1) != 1 {
 		t.Errorf("notes %v, %d missing, %d added, %d changes", c.Notes, c.Gone, c.Added, len(c.Changes))

@@ -219,7 +219,7 @@ func (r *round) worker(rng *rand.Rand, failed func()) {
 		r.tally.add("workers killed", 1)
 	case err == nil:
 		r.tally.add("workers ended", 1)
-	case killed && r.dead.Err() != nil: // another, or it itself, has told of what is wrong
+	case killed && r.dead.Err() != nil: // the failure was reported already
 	default:
 		failed()
 		r.Errorf("a worker with seed %d: %v\n%s\n%s", s.Seed, err, rest, clip(stderr.String()))

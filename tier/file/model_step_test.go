@@ -209,9 +209,9 @@ func (m *model) powerFails() {
 		case is != whole && b.promised:
 			m.Fatalf("block %d is %d, and was promised: %+v", k, is, *b)
 		case is == torn && !b.unsynced:
-			m.Fatalf("block %d is torn, and nobody has written it without a sync: %+v", k, *b)
+			m.Fatalf("block %d is torn without an unsynced write: %+v", k, *b)
 		case is != absent && !b.tried:
-			m.Fatalf("block %d is there, and nobody has stored it", k)
+			m.Fatalf("block %d exists but was never stored", k)
 		}
 		b.state, b.unsynced = is, is == torn // a torn file that is removed may reappear after the next failure
 	}

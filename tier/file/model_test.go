@@ -252,7 +252,7 @@ func (m *model) getOne(i, k int) {
 	case b.state == absent && errors.Is(err, errdefs.ErrNotFound):
 		l.misses++
 	default:
-		m.Fatalf("block %d is %+v, and get says %v", k, *b, err)
+		m.Fatalf("block %d is %+v, but Get returned %v", k, *b, err)
 	}
 }
 

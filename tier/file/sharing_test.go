@@ -285,7 +285,7 @@ func TestOwnerIsKilled(t *testing.T) {
 				dead = file.OnHost(dead, "another host")
 			}
 			s.fill(s.open(dead), &dead, 0, 40)
-			if other { // another host knows only the record; on this host the blocks are counted
+			if other { // another host has only the record; on this host the blocks are counted
 				time.Sleep(time.Minute)
 				synctest.Wait()
 			}

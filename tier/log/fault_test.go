@@ -216,7 +216,7 @@ func failOnce(t *testing.T, d *disk, plan *fault.Plan, all []block.Key) {
 // survives the power failure.
 func failOnceAtTheBound(t *testing.T, d *disk, plan *fault.Plan, n uint64) {
 	t.Helper()
-	d.c.SyncEvery = time.Hour // only explicit syncs, so that the test knows which blocks are durable
+	d.c.SyncEvery = time.Hour // only explicit syncs, so that the durable blocks are known
 	all, promised := keys(0, 40), make(map[block.Key]bool)
 	if err := d.run(nil, false, func(tr *log.Tier) error {
 		put(t, tr, d.f, all[:4]...)

@@ -234,7 +234,7 @@ func (m *model) get(k int) {
 	case errors.Is(err, errdefs.ErrCorrupt) && b.unsure && m.c.Fsync == log.FsyncNever:
 		m.blocks[k] = blockModel{}
 	default:
-		m.Fatalf("block %d is %+v, and get says %v", k, b, err)
+		m.Fatalf("block %d is %+v, but Get returned %v", k, b, err)
 	}
 }
 
@@ -250,7 +250,7 @@ func (m *model) delete(k int) {
 	case errors.Is(err, faultfs.ErrCrashed):
 		m.blocks[k] = blockModel{unsure: true}
 	default:
-		m.Fatalf("block %d is %+v, and delete says %v", k, b, err)
+		m.Fatalf("block %d is %+v, but Delete returned %v", k, b, err)
 	}
 }
 

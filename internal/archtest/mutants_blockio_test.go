@@ -45,6 +45,8 @@ var blockioMutants = []mutant{
 		"blockio/link.go", "	l.cancel()\n	closeChannel(l.ch)\n", "	l.cancel()\n"),
 	defect("blockio/gateway", "TestFenceWaitsForWritesInProgress",
 		"blockio/link.go", "	for ch.Close() != nil {\n		time.Sleep(time.Millisecond)\n	}\n", "	_ = ch.Close()\n"),
+	defect("blockio/gateway", "TestPiecesInDeviceMemory",
+		"blockio/link.go", "	if err := l.s.flush(k); err != nil {\n		return err\n	}\n", ""),
 	defect("blockio/gateway", "TestCancellationFollowsWrites",
 		"blockio/gateway/session.go", "	if err := q.wait(); err != nil || s.last == nil {\n", "	if s.last != nil {\n		return nil\n	}\n	if err := q.wait(); err != nil {\n"),
 	defect("blockio/gateway", "TestHostileClientsAreRefused",

@@ -108,12 +108,6 @@ type StreamConfig struct {
 	// Path forces the path of all copies between device and host. With stream.PathNone, the
 	// default, the planner selects a path for each batch.
 	Path stream.Path `config:"path"`
-	// QueueDepth is the number of batches that a stream accepts before Submit blocks. Zero is the
-	// stream's default.
-	QueueDepth int
-	// CTAs is the number of thread blocks of a copy kernel if Path forces a kernel path. Zero is
-	// the device's default.
-	CTAs int
 	// Policy is the goal of the choice of paths. The default, plan.Unset, is for an engine that
 	// serves a model: loads and the streams of Engine.OpenStream are balanced, and dumps run in the
 	// background, so that neither slows the model down much. Any other goal applies to all copies.

@@ -38,7 +38,7 @@ func (e *Engine) AdoptStream(handle uintptr) (*HostStream, error) { return e.hos
 // openCopyStream opens a copy stream for a goal. nic, if not nil, lets it copy by NIC.
 func (e *Engine) openCopyStream(nic *streamcopy.Carrier, goal plan.Goal) (stream.EventStream, error) {
 	c := &e.cfg.Stream
-	o := streamcopy.Options{Path: c.Path, Policy: c.Policy, QueueDepth: c.QueueDepth, CTAs: c.CTAs, StagingBytes: c.StagingBytes, NIC: nic, Prepare: e.cfg.HostStreams}
+	o := streamcopy.Options{Path: c.Path, Policy: c.Policy, StagingBytes: c.StagingBytes, NIC: nic, Prepare: e.cfg.HostStreams}
 	o.Policy.Goal = goal
 	if o.StagingBytes == 0 && o.Policy.Goal.Weighs() { // no batch of the store exceeds the cache
 		o.StagingBytes = min(streamcopy.BesideStagingBytes, max(streamcopy.DefaultStagingBytes, e.cfg.Store.slotBytes(e.groups.formats)))

@@ -108,7 +108,7 @@ func (s *StoreConfig) validateTier(t *settings.Tier, formats block.Formats, ther
 }
 
 func (s *StreamConfig) validate() error {
-	o := streamcopy.Options{QueueDepth: s.QueueDepth, CTAs: s.CTAs, StagingBytes: s.StagingBytes, Policy: s.Policy}
+	o := streamcopy.Options{StagingBytes: s.StagingBytes, Policy: s.Policy}
 	errs := []error{o.Validate(), s.Budget.Validate()}
 	if s.Path != stream.PathNone && !slices.Contains(copyPaths(), s.Path) {
 		var names []string

@@ -31,7 +31,6 @@ type SubmitOptions struct {
 // Batch is a list of tasks that complete together. It implements mem.Dependency.
 type Batch struct {
 	e      *Engine
-	id     uint64
 	o      SubmitOptions
 	ctx    context.Context
 	cancel context.CancelCauseFunc
@@ -73,7 +72,7 @@ func (e *Engine) submit(ctx context.Context, tasks []Task, o SubmitOptions) (*Ba
 	case <-ctx.Done():
 		return nil, fmt.Errorf("wait for one of %d batches: %w", e.o.Batches, context.Cause(ctx))
 	}
-	b := &Batch{e: e, id: e.batchID.Add(1), o: o, done: make(chan struct{}), tasks: tasks, results: make([]TaskResult, len(tasks)), remaining: make([]int, len(tasks))}
+	b := &Batch{e: e, o: o, done: make(chan struct{}), tasks: tasks, results: make([]TaskResult, len(tasks)), remaining: make([]int, len(tasks))}
 	if err := b.admit(); err != nil {
 		<-e.batches
 		return nil, err
@@ -274,7 +273,7 @@ func (b *Batch) countRetry() {
 func (b *Batch) notify(ctx context.Context, remotes []*Remote) error {
 	for _, r := range remotes {
 		// The number is different for each segment, because two segments may belong to one engine.
-		q := notifyRequest{Number: b.e.batchID.Add(1), Segment: r.name, Body: b.o.Notify}
+		q := notifyRequest{Number: b.e.notifyID.Add(1), Segment: r.name, Body: b.o.Notify}
 		for wait := 5 * time.Millisecond; ; wait = min(2*wait, time.Second) {
 			// An earlier batch may have failed and left a connection that is not fenced.
 			err := r.p.fence(ctx)

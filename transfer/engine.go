@@ -49,11 +49,11 @@ type Engine struct {
 	metaErr  error // error of the last lease renewal, or nil
 	refusal  error // last refusal of NICs, or nil
 
-	// batches is a semaphore with one element for each unresolved batch. batchID and connID are the
+	// batches is a semaphore with one element for each unresolved batch. notifyID and connID are the
 	// last assigned numbers.
 	batches    chan struct{}
 	unresolved sync.WaitGroup
-	batchID    atomic.Uint64
+	notifyID   atomic.Uint64
 	connID     atomic.Uint64
 }
 

@@ -35,11 +35,7 @@ var needs = append(settingNeeds(), []need{
 		met: settings.IsNot("list-presets", "true"), clashes: "--list-presets",
 	},
 	{
-		commands: []string{"bench store"}, flags: []string{"fsync"},
-		met: settings.Given("file-dir"), lacks: "--file-dir DIR",
-	},
-	{
-		commands: []string{"bench store"}, flags: []string{"log-fsync", "direct"},
+		commands: []string{"bench store"}, flags: []string{"fsync", "log-fsync", "direct"},
 		met: settings.Given("file-dir"), lacks: "--file-dir DIR",
 	},
 	{

@@ -60,7 +60,7 @@ var storageMutants = []mutant{
 	defect("store", "TestDirectBlockWithoutSumsIsReadAgain",
 		"store/load/verify.go", "			g.AddFailure(i, n, errNoSums)", "			_ = i"),
 	defect("store", "TestDefectDirectReadIsWrong",
-		"store/read/direct.go", "	if !b.readDirect || it.badCopies > 0 || it.cause != nil {", "	if !b.readDirect || it.tries > 100 {"),
+		"store/read/tiers.go", "	if !b.readDirect || it.badCopies > 0 || it.cause != nil {", "	if !b.readDirect || it.tries > 100 {"),
 	defect("tier/file", "TestDefectCanceledDirectReadHoldsItsFile",
 		"tier/file/direct.go", "	if err != nil {\n		return sums, nil, tier.NotDirect(ctx, err)", "	if err != nil || ctx.Err() != nil {\n		return sums, nil, tier.NotDirect(ctx, err)"),
 	defect("tier/log", "TestDefectCanceledDirectReadHoldsItsFile",

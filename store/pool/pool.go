@@ -145,3 +145,104 @@ func (f *fifo) pop() Item {
 	f.n--
 	return item
 }
+
+// Runner is a task that Runners execute.
+type Runner interface{ Run() }
+
+// Runners runs each task in a separate goroutine. Goroutines are reused, because growing the stack
+// of a new goroutine takes as long as copying a block.
+type Runners struct {
+	idle chan Runner
+	quit chan struct{}
+	once sync.Once // closes quit
+	wg   sync.WaitGroup
+}
+
+// NewRunners returns a Runners without idle goroutines.
+func NewRunners() *Runners {
+	return &Runners{idle: make(chan Runner), quit: make(chan struct{})}
+}
+
+// Start runs t in an idle goroutine or a new one.
+func (r *Runners) Start(t Runner) {
+	select {
+	case r.idle <- t:
+	default:
+		r.wg.Go(func() { r.run(t) })
+	}
+}
+
+func (r *Runners) run(t Runner) {
+	for {
+		t.Run()
+		t = nil
+		select {
+		case t = <-r.idle:
+		case <-r.quit:
+			return
+		}
+	}
+}
+
+// Close stops the goroutines. All tasks must have ended. Close may be called again.
+func (r *Runners) Close() {
+	r.once.Do(func() { close(r.quit) })
+	r.wg.Wait()
+}
+
+// Watermark lets goroutines wait until a counter exceeds a value. The counter never decreases. The
+// zero value is ready for use.
+type Watermark struct {
+	mu      sync.Mutex
+	n       int
+	waiters map[int]chan struct{} // by value: closed and removed when n exceeds it
+}
+
+// Value returns the counter.
+func (w *Watermark) Value() int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.n
+}
+
+// Advance raises the counter to n and reports whether it was lower.
+func (w *Watermark) Advance(n int) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if n <= w.n {
+		return false
+	}
+	w.n = n
+	for k, c := range w.waiters {
+		if k < n {
+			close(c)
+			delete(w.waiters, k)
+		}
+	}
+	return true
+}
+
+// closedChan is returned for values that are already exceeded.
+var closedChan = func() chan struct{} {
+	c := make(chan struct{})
+	close(c)
+	return c
+}()
+
+// Exceeded returns a channel that is closed when the counter exceeds k.
+func (w *Watermark) Exceeded(k int) <-chan struct{} {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if k < w.n {
+		return closedChan
+	}
+	if w.waiters == nil {
+		w.waiters = make(map[int]chan struct{})
+	}
+	c := w.waiters[k]
+	if c == nil {
+		c = make(chan struct{})
+		w.waiters[k] = c
+	}
+	return c
+}

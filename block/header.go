@@ -27,8 +27,8 @@ const FormatVersion = 1
 //	    zeros
 //	-8  checksum of all before it, always XXH3
 //
-// Magic, version, header length and the header's checksum keep their places in every version. So a
-// reader distinguishes a newer version (ErrVersion) from damage (ErrCorrupt).
+// Magic, version, header length and the header's checksum are at the same places in every version,
+// so that a reader can distinguish a newer version (ErrVersion) from damage (ErrCorrupt).
 const (
 	magic = "\x89KVLB\r\n\x1a" // damaged by text mode and 7-bit transfer, like the signature of PNG
 

@@ -53,11 +53,11 @@ func ReadPlaneDesc(b []byte) PlaneDesc {
 	return PlaneDesc{address(b), word(b[8:]), word(b[16:]), word(b[24:])}
 }
 
-// PlaneSums is the location of a plane's sums, for the kernels that make sums: those of pair i
-// begin at word i*Stride + Off. It follows the PlaneDesc.
+// PlaneSums is the location of a plane's sums, for kernels that compute sums: those of pair i begin
+// at word i*Stride + Off. It follows the PlaneDesc.
 type PlaneSums struct{ Off, Stride uint64 }
 
-// Put writes s to the first bytes of b, which follow the plane's PlaneDesc.
+// Put writes s to b, which begins with the plane's PlaneDesc.
 func (s PlaneSums) Put(b []byte) {
 	_ = b[PlaneSumDescBytes-1]
 	binary.LittleEndian.PutUint64(b[32:40], s.Off)
@@ -86,26 +86,27 @@ func word(b []byte) uint64 { return binary.LittleEndian.Uint64(b) }
 
 func address(b []byte) mem.DevAddr { return mem.DevAddr(word(b)) }
 
-// ListArgs are the arguments of KernelCopyList and KernelCopyListSum. Only the latter has Sums, a
-// nonzero address.
+// ListArgs are the arguments of KernelCopyList and KernelCopyListSum. Sums is the address of the
+// sums for KernelCopyListSum, and zero for KernelCopyList.
 type ListArgs struct {
 	Descs mem.DevAddr
 	Count uint64
 	Sums  mem.DevAddr
 }
 
-// Kernel returns the launch of the kernel of that name.
+// Kernel returns a launch of the named kernel.
 func (a ListArgs) Kernel(name string, ctas int) Kernel {
 	return kernelOf(name, ctas, 2, a.Sums, [MaxKernelArgs]uint64{uint64(a.Descs), a.Count, uint64(a.Sums)})
 }
 
-// ListArgsOf returns the arguments of a launch by name.
+// ListArgsOf converts the arguments of a launch.
 func ListArgsOf(a *[MaxKernelArgs]uint64) ListArgs {
 	return ListArgs{mem.DevAddr(a[0]), a[1], mem.DevAddr(a[2])}
 }
 
-// PagedArgs are the arguments of KernelCopyPaged and KernelCopyPagedSum. Only the latter has Sums,
-// a nonzero address. Slots is the address of slot 0, and Direction a mem.Direction.
+// PagedArgs are the arguments of KernelCopyPaged and KernelCopyPagedSum. Slots is the address of
+// slot 0, and Direction a mem.Direction. Sums is the address of the sums for KernelCopyPagedSum,
+// and zero for KernelCopyPaged.
 type PagedArgs struct {
 	Planes                mem.DevAddr
 	NPlanes               uint64
@@ -116,19 +117,20 @@ type PagedArgs struct {
 	Sums                  mem.DevAddr
 }
 
-// Kernel returns the launch of the kernel of that name.
+// Kernel returns a launch of the named kernel.
 func (a PagedArgs) Kernel(name string, ctas int) Kernel {
 	return kernelOf(name, ctas, 7, a.Sums, [MaxKernelArgs]uint64{
 		uint64(a.Planes), a.NPlanes, uint64(a.Pairs), a.NPairs, uint64(a.Slots), a.SlotStride, a.Direction, uint64(a.Sums),
 	})
 }
 
-// PagedArgsOf returns the arguments of a launch by name.
+// PagedArgsOf converts the arguments of a launch.
 func PagedArgsOf(a *[MaxKernelArgs]uint64) PagedArgs {
 	return PagedArgs{mem.DevAddr(a[0]), a[1], mem.DevAddr(a[2]), a[3], mem.DevAddr(a[4]), a[5], a[6], mem.DevAddr(a[7])}
 }
 
-// PartDesc is a part in the layout of KernelCopyParts: all fields of PagedArgs but the direction.
+// PartDesc is a part in the layout of KernelCopyParts: all fields of PagedArgs except the
+// direction.
 type PartDesc struct {
 	Planes     mem.DevAddr
 	NPlanes    uint64
@@ -161,12 +163,12 @@ type PartsArgs struct {
 	Done              mem.DevAddr
 }
 
-// Kernel returns the launch of the kernel of that name.
+// Kernel returns a launch of the named kernel.
 func (a PartsArgs) Kernel(name string, ctas int) Kernel {
 	return kernelOf(name, ctas, 4, 0, [MaxKernelArgs]uint64{uint64(a.Parts), a.NParts, a.Direction, uint64(a.Done)})
 }
 
-// PartsArgsOf returns the arguments of a launch by name.
+// PartsArgsOf converts the arguments of a launch.
 func PartsArgsOf(a *[MaxKernelArgs]uint64) PartsArgs {
 	return PartsArgs{mem.DevAddr(a[0]), a[1], a[2], mem.DevAddr(a[3])}
 }
@@ -192,12 +194,12 @@ func (a PatternArgs) Kernel() Kernel {
 	})
 }
 
-// PatternArgsOf returns the arguments of a launch by name.
+// PatternArgsOf converts the arguments of a launch.
 func PatternArgsOf(a *[MaxKernelArgs]uint64) PatternArgs {
 	return PatternArgs{mem.DevAddr(a[0]), a[1], mem.DevAddr(a[2]), a[3], mem.DevAddr(a[4]), mem.DevAddr(a[5])}
 }
 
-// kernelOf returns a launch of n arguments, and of one more if last is not zero.
+// kernelOf returns a launch with n arguments, or n+1 if last is not zero.
 func kernelOf(name string, ctas, n int, last mem.DevAddr, args [MaxKernelArgs]uint64) Kernel {
 	if last != 0 {
 		n++

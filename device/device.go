@@ -20,13 +20,13 @@ type Device interface {
 	// with both addresses, at the same offset within a page.
 	RegisterHost(b []byte) (*mem.Region, error)
 	// Free releases a region of Alloc or AllocHost, or unregisters one of RegisterHost. Freeing a
-	// region twice, or a region of another device, is an error. The caller makes sure that no
+	// region twice, or a region of another device, is an error. The caller must ensure that no
 	// enqueued work uses the region.
 	Free(r *mem.Region) error
-	// OpenQueue opens a queue. It may also implement BatchCopier and Launcher.
+	// OpenQueue opens a queue, which may also implement BatchCopier and Launcher.
 	OpenQueue(o QueueOptions) (Queue, error)
-	// Close closes the device. If queues are open or regions not freed, it closes the device and
-	// returns an error with their number. A second Close returns nil.
+	// Close closes the device. If queues are open or regions are not freed, it still closes the
+	// device, and returns an error with their numbers. A second Close returns nil.
 	Close() error
 }
 
@@ -42,12 +42,13 @@ type AllocOptions struct {
 type QueueOptions struct {
 	// HighPriority requests the device's highest priority.
 	HighPriority bool
-	// Events is the number of queue events created in advance. While no more are in use, Record
-	// creates none.
+	// Events is the number of events that the queue creates in advance. While no more are in use,
+	// Record creates none.
 	Events int
 }
 
-// Queue runs copies, fills and kernels in order, asynchronously. One user at a time.
+// Queue runs copies, fills and kernels in order, asynchronously. It must have only one user at a
+// time.
 type Queue interface {
 	// Copy enqueues one copy of src.Len == dst.Len bytes by a copy engine. Both extents need a
 	// device address.
@@ -64,7 +65,7 @@ type Queue interface {
 	Close(ctx context.Context) error
 }
 
-// Event reports when work of a queue is done. Safe for concurrent use, except Close.
+// Event reports when work of a queue is done. It is safe for concurrent use, except for Close.
 type Event interface {
 	// Done reports whether the work is done, without waiting. The error is the work's failure. With
 	// an error, done is true if the work can no longer access memory, and false if that is unknown.
@@ -75,8 +76,8 @@ type Event interface {
 	Close()
 }
 
-// ExpectedEvent is an Event with an optional estimate of its end. A wait polls the device with
-// sleeps in between, and sleeps less around the estimated time so that it is not late.
+// ExpectedEvent is an Event with an optional estimate of its end. A wait polls the device and
+// sleeps in between. It sleeps less around the estimated time.
 type ExpectedEvent interface {
 	Event
 	// Expect sets the estimated end of the work, for waits that begin later.

@@ -1,11 +1,12 @@
-// Package device is the interface to a GPU: memory, queues that copy and run kernels, and events.
-// Implementations are device/cuda (libcuda, loaded at run time), device/sim (a GPU in software) and
-// device/host (the CPU, for engines that compute on it). devicetest is their conformance suite.
+// Package device defines the interface of GPUs: memory, queues that copy and run kernels, and
+// events. Implementations are device/cuda (libcuda, loaded at run time), device/sim (a simulated
+// GPU) and device/host (the CPU, for engines that compute on it). devicetest is their conformance
+// suite.
 //
 // A Queue is a stream in CUDA's terms. kvlane uses "stream" for its own streams, which are built on
 // queues.
 //
-// Every implementation guarantees, or requires of its caller:
+// All implementations and their callers must follow these rules:
 //   - Methods of Device and Event are safe for concurrent use. A Queue has one user at a time.
 //   - Queue methods enqueue and return; only Event.Wait and Queue.Close wait. Work of one queue
 //     runs in order.

@@ -2,13 +2,13 @@ package device
 
 import "fmt"
 
-// Error is a failure that a driver reported.
+// Error is a failure that a driver has reported.
 type Error struct {
 	Call string // the native function: "cuMemAlloc_v2"
-	Args string // the arguments that matter: "bytes=4096"
-	Code int    // the native code: 2
-	Name string // its name: "CUDA_ERROR_OUT_OF_MEMORY"
-	Text string // the driver's message; may be empty
+	Args string // relevant arguments: "bytes=4096"
+	Code int    // native code: 2
+	Name string // name of the code: "CUDA_ERROR_OUT_OF_MEMORY"
+	Text string // message of the driver; may be empty
 	Kind error  // a sentinel of errdefs, or nil
 }
 

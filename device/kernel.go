@@ -1,12 +1,13 @@
 package device
 
-// Names of the kernels. Their arguments are Kernel.Args, all 64-bit, with device addresses.
-// ListArgs and the other types of args.go write and read them. Data in pinned memory has the
-// layouts below, little-endian. Every Launcher has the first four kernels. A KernelLister reports
-// the other kernels that it has; the launch of a missing kernel returns ErrNotSupported.
+// The names of the kernels. Their arguments are Kernel.Args, all 64-bit, with device addresses.
+// ListArgs and the other types of args.go encode and decode them. Data in pinned memory has the
+// layouts below, little-endian. Every Launcher supports the first four kernels. A KernelLister
+// reports which other kernels it supports; the launch of an unsupported kernel returns
+// ErrNotSupported.
 const (
 	// KernelCopyList copies Args[1] pieces described at Args[0]: CopyDescBytes each, {u64 dst, u64
-	// src, u64 bytes}. Pieces have any alignment and length. One warp copies a piece, so cut long
+	// src, u64 bytes}. Pieces have any alignment and length. One warp copies a piece, so split long
 	// extents into pieces of PieceBytes.
 	KernelCopyList = "kvlane_copy_list"
 	// KernelCopyPaged copies between pages and slots. Args: [0] planes at PlaneDescBytes each, {u64
@@ -33,20 +34,20 @@ const (
 	// Args[7] is an array of u64 in pinned memory: word pair*sumStride + sumOff + leaf becomes
 	// LeafSum of that leaf. For the order pair, plane, leaf, sumOff is the number of leaves of the
 	// earlier planes, and sumStride the number of leaves of all planes. A launch over some of the
-	// planes or pairs, with Args[7] moved on, then fills its part of the array. A plane with a
-	// length that is not a multiple of LeafBytes, or a page or slot that is not aligned to
+	// planes or pairs, with Args[7] advanced accordingly, then fills its part of the array. A plane
+	// with a length that is not a multiple of LeafBytes, or a page or slot that is not aligned to
 	// LeafAlign, is copied too. Leaves of such pages, and the remainder of a plane after its last
 	// whole leaf, get no sums.
 	KernelCopyPagedSum = "kvlane_copy_paged_sum"
 
-	// KernelCopyParts is equivalent to several launches of KernelCopyPaged, one part after the
-	// other, and reports when each part is completed. Args: [0] the parts at PartDescBytes each,
-	// {u64 planes, u64 nPlanes, u64 pairs, u64 nPairs, u64 slots, u64 slotStride, u64 sums}, with
-	// the meaning of that kernel's Args; [1] their number, at most MaxParts, with at most
-	// MaxPartPlanes planes in total, where consecutive parts with the same planes count once; [2]
-	// the direction; [3] zero, or an array in pinned memory of one u64 per part and thread block of
-	// the launch (CTAs is not zero). Word part*CTAs + block becomes 1 when that thread block has
-	// completed its copies of the part. A part is completed when all its words are 1.
+	// KernelCopyParts is equivalent to several launches of KernelCopyPaged, one part after another,
+	// and reports when each part is completed. Args: [0] the parts at PartDescBytes each, {u64
+	// planes, u64 nPlanes, u64 pairs, u64 nPairs, u64 slots, u64 slotStride, u64 sums}, with the
+	// meaning of that kernel's Args; [1] their number, at most MaxParts, with at most MaxPartPlanes
+	// planes in total, where consecutive parts with the same planes count once; [2] the direction;
+	// [3] zero, or an array in pinned memory of one u64 per part and thread block of the launch
+	// (CTAs is not zero). Word part*CTAs + block becomes 1 when that thread block has completed its
+	// copies of the part. A part is completed when all its words are 1.
 	KernelCopyParts = "kvlane_copy_parts"
 	// KernelCopyPartsSum is KernelCopyParts for KernelCopyPagedSum. The sums of a part are written
 	// before the part is reported as completed.
@@ -69,7 +70,7 @@ const (
 	PartDoneBytes     = 8 // per thread block and part
 )
 
-// A leaf is the range of bytes that a sum covers.
+// The size and alignment of a leaf, the range of bytes that a sum covers.
 const (
 	LeafBytes = 4096
 	LeafAlign = 16
@@ -78,7 +79,7 @@ const (
 // PieceBytes is the recommended maximum length of a piece in a descriptor of KernelCopyList.
 const PieceBytes = 16 << 10
 
-// MaxKernelArgs is the largest number of arguments of a kernel.
+// MaxKernelArgs is the maximum number of arguments of a kernel.
 const MaxKernelArgs = 8
 
 // Kernel selects a kernel and the arguments of one launch.
@@ -89,11 +90,11 @@ type Kernel struct {
 	NArgs int
 }
 
-// KernelLister is a Launcher that reports the kernels that its device has.
+// KernelLister is a Launcher that reports the kernels that its device supports.
 type KernelLister interface {
 	Launcher
-	// HasKernel reports whether Launch supports the kernel. Safe for concurrent use; does not
-	// block.
+	// HasKernel reports whether Launch supports the kernel. It is safe for concurrent use and does
+	// not block.
 	HasKernel(name string) bool
 }
 

@@ -12,8 +12,8 @@ type Peerer interface {
 	// ErrInvalid for a device of another implementation and for the device itself. It may block
 	// while a driver maps memory.
 	EnablePeer(other Device) error
-	// Reaches reports whether work of this device can access r, of kind device. This holds for its
-	// own memory, for memory of an open device for which EnablePeer has succeeded, and for memory
-	// that this device has imported. It does not block.
+	// Reaches reports whether work of this device can access r, of kind device. It returns true for
+	// its own memory, for memory of an open device for which EnablePeer has succeeded, and for
+	// memory that this device has imported. It does not block.
 	Reaches(r *mem.Region) bool
 }

@@ -9,7 +9,7 @@ import (
 )
 
 // SlotAllocator is a Device that registers long memory with its driver in several calls, because
-// drivers limit the length of one.
+// drivers limit the length of a registration.
 type SlotAllocator interface {
 	Device
 	// AllocSlots is AllocHost for n slots of stride bytes. If stride is a multiple of the page
@@ -29,9 +29,9 @@ func AllocSlots(d Device, n, stride int64) (*mem.Region, error) {
 	return d.AllocHost(n * stride)
 }
 
-// Noter is a Device that reports facts for its user, such as memory that lies on another NUMA node
-// than requested.
+// Noter is a Device that reports notes for the user, for example that memory is on a different NUMA
+// node than requested.
 type Noter interface {
-	// Notes returns the notes so far. Safe for concurrent use.
+	// Notes returns the notes so far. It is safe for concurrent use.
 	Notes() []string
 }

@@ -7,7 +7,7 @@ import (
 )
 
 // StorageAlign is the alignment in bytes of offset, length and address of fast transfers. Other
-// transfers move the right bytes too, but through the host.
+// transfers are correct too, but are copied through the host.
 const StorageAlign = 4096
 
 // StorageOpener is a Device that reads and writes files from its memory without staging by the
@@ -17,7 +17,8 @@ type StorageOpener interface {
 	// OpenStorage opens the device's access to files. It returns ErrBusy while another storage of
 	// the device is open, and ErrNotSupported with the reason if the library is missing. If the
 	// library's driver fails to open, every later call in the process returns the same failure.
-	// OpenStorage blocks while the driver starts, usually for a second. Safe for concurrent use.
+	// OpenStorage blocks while the driver starts, usually for a second. It is safe for concurrent
+	// use.
 	OpenStorage(o StorageOptions) (Storage, error)
 }
 
@@ -25,7 +26,7 @@ type StorageOpener interface {
 type StorageLooker interface {
 	StorageOpener
 	// LookStorage returns the mode that files in dir, an absolute and clean path, will probably
-	// have. It loads no library and opens no file there. Safe for concurrent use.
+	// have. It loads no library and opens no file in dir. It is safe for concurrent use.
 	LookStorage(dir string) StorageMode
 }
 
@@ -43,23 +44,23 @@ type Storage interface {
 	// StorageFile.Close has returned nil, and should open it with O_DIRECT. Register may block like
 	// an open. A failure affects only this file, and is a *Error with the native code.
 	Register(fd int) (StorageFile, error)
-	// RegisterBuffer makes the driver keep r, memory of the device, ready for direct transfers
-	// until UnregisterBuffer. It is optional, and its gain must be measured. It may block. It
-	// returns ErrExists if r is already registered.
+	// RegisterBuffer prepares r, device memory, for direct transfers until UnregisterBuffer. It is
+	// optional, and its gain must be measured. It may block. It returns ErrExists if r is already
+	// registered.
 	RegisterBuffer(r *mem.Region) error
 	// UnregisterBuffer undoes RegisterBuffer. Call it before r is freed, while no transfer uses r.
 	// It returns ErrNotFound if r is not registered.
 	UnregisterBuffer(r *mem.Region) error
 	// Close releases the driver. Call it before the device is closed. It also releases open files
 	// and buffers, and returns an error with their number. While a call or a queued transfer is
-	// unfinished, Close returns ErrBusy and may be called again; new calls fail from then on. A
-	// second Close after success returns nil.
+	// unfinished, Close returns ErrBusy and may be called again; new calls already fail. A second
+	// Close after success returns nil.
 	Close() error
 }
 
-// StorageMode describes the path of a file's bytes.
+// StorageMode describes how a file's bytes are moved.
 type StorageMode struct {
-	// Direct means that device and storage move the bytes between them. Otherwise the driver copies
+	// Direct is set if bytes move directly between device and storage. Otherwise the driver copies
 	// them through the host with its own reads and writes, its compatibility mode.
 	Direct bool
 	// Reason is the reason for the mode, as text.
@@ -68,12 +69,12 @@ type StorageMode struct {
 
 // StorageFile is a registered file. It may be a StorageEnqueuer too.
 type StorageFile interface {
-	// Mode returns the path of this file's transfers. It does not change.
+	// Mode returns how bytes of this file are moved. It does not change.
 	Mode() StorageMode
-	// Read reads dst.Len bytes of the file from byte off to dst, memory of the device, and blocks
-	// until they have arrived. It returns the number of bytes read. The number is smaller, without
-	// an error, at the end of the file or if the system stopped early. Offset, length and address
-	// may have any alignment. Read is not ordered with work of queues on dst. It returns ErrClosed
+	// Read reads dst.Len bytes of the file from byte off to dst, device memory, and blocks until
+	// they have arrived. It returns the number of bytes read. The number is smaller, without an
+	// error, at the end of the file or if the system stopped early. Offset, length and address may
+	// have any alignment. Read is not ordered with work of queues on dst. It returns ErrClosed
 	// after Close and ErrInvalid for memory of another device. If the driver refuses, it returns a
 	// *Error with the native code or the system's error.
 	Read(dst mem.Extent, off int64) (moved int64, err error)
@@ -98,19 +99,20 @@ type StorageEnqueuer interface {
 }
 
 // Transfer is an enqueued read or write. It owns an event, and the words that the driver reads when
-// the queue runs the transfer and writes when it is done. Even if the Transfer is closed earlier,
-// they are not reused before the event is done. Safe for concurrent use, except Close.
+// the queue runs the transfer and writes when the transfer is done. Even if the Transfer is closed
+// earlier, they are not reused before the event is done. It is safe for concurrent use, except for
+// Close.
 type Transfer interface {
 	// Done reports whether the transfer is finished, without waiting, and then returns the number
 	// of moved bytes and the transfer's error. If done is false, an error means that the queue is
-	// broken, and that later accesses to the memory are possible.
+	// broken, and that the memory may still be accessed.
 	Done() (moved int64, done bool, err error)
 	// Wait waits until the transfer is finished or ctx ends, and returns the number of moved bytes.
 	// The number is smaller than requested, without an error, at the end of the file or if the
 	// system stopped early.
 	Wait(ctx context.Context) (moved int64, err error)
 	// Close releases the transfer at any time. It must not be used afterwards. The transfer's
-	// memory stays in use until the transfer is done. To close earlier, record another event after
-	// the transfer and wait for that event.
+	// memory stays in use until the transfer is done. To find out when that is, record another
+	// event after the transfer.
 	Close()
 }

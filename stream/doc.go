@@ -2,15 +2,15 @@
 // returns Tickets. stream/copy has the paths within one machine, stream/nic those by RDMA NICs, and
 // stream/file those to files. streamtest is the conformance suite of every implementation.
 //
-// Ordered streams complete as CUDA streams do: if ticket n has completed, all before it have. A
-// failure breaks the stream: batches behind it and later Submits return ErrBroken with the cause,
-// and the stream must be closed and opened anew. A batch that was canceled, or whose dependency
-// failed, fails alone. The destination of a failed batch, and of batches behind a failure, has
-// undefined content.
+// Ordered streams complete in order, like CUDA streams: if ticket n has completed, all earlier ones
+// have. A failure breaks the stream: later batches and Submits return ErrBroken with the cause, and
+// the stream must be closed and replaced. If a batch was canceled, or its dependency failed, only
+// that batch fails. The destination of a failed batch, and of the batches after a failure, is
+// undefined.
 //
 // Unordered streams, such as those of files, copy batches in any order, except after the
-// dependencies that a batch names in After. A failed batch fails alone, and the stream continues.
+// dependencies in Batch.After. A failure affects only its batch, and the stream continues.
 //
-// A ticket resolves only when the batch's memory is no longer accessed. If that cannot be proved,
-// it stays unresolved and its memory must not be reused.
+// A ticket resolves only when the batch's memory is no longer accessed. If that cannot be
+// determined, the ticket stays unresolved and its memory must not be reused.
 package stream

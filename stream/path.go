@@ -7,22 +7,22 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 )
 
-// Path is the way by which the bytes of a batch are copied.
+// Path is the way in which the bytes of a batch are copied.
 type Path uint8
 
-// The paths. An array of PathCount elements has one for each.
+// The paths. An array indexed by Path has PathCount elements.
 const (
 	PathNone       Path = iota // an empty batch, or one that failed before it started
-	PathCopyEngine             // a copy engine, one copy for each run of adjacent extents
+	PathCopyEngine             // a copy engine, with one copy for each run of adjacent extents
 	PathKernel                 // a kernel that reads and writes the memory in place
 	PathStaged                 // a copy engine, and a kernel that gathers or scatters on the device
 	PathPosix                  // read and write system calls
 	PathNIC                    // an RDMA NIC that is connected to itself
-	PathNICSoft                // a NIC in software
+	PathNICSoft                // a software NIC
 	PathURing                  // io_uring
 	PathCuFile                 // cuFile: files and device memory, without staging memory
 
-	PathCount = iota // with PathNone
+	PathCount = iota // including PathNone
 )
 
 // Mover is the hardware that moves the bytes of a path.
@@ -52,7 +52,8 @@ var registry = [PathCount]struct {
 	PathCuFile:     {"cufile", MovedByHost},
 }
 
-// Paths returns the paths of the given movers, in order: without movers, all but PathNone.
+// Paths returns the paths of the given movers, in order. Without arguments, it returns all paths
+// except PathNone.
 func Paths(by ...Mover) []Path {
 	var all []Path
 	for p := PathNone + 1; p < PathCount; p++ {
@@ -67,7 +68,7 @@ func Paths(by ...Mover) []Path {
 	return all
 }
 
-// ParsePath parses a result of Path.String. Other names are ErrInvalid.
+// ParsePath parses a result of Path.String. It returns ErrInvalid for other names.
 func ParsePath(name string) (Path, error) {
 	var names []string
 	for p := range registry {

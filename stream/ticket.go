@@ -10,39 +10,39 @@ import (
 // Completion describes how a batch was copied.
 type Completion struct {
 	Path   Path
-	Reason string // why this path: one of a few constants
+	Reason string // why this path was used: one of a few constants
 	Bytes  int64
-	Pieces int // copies of the batch, before merging
-	// Summed is set if the batch asked for checksums, succeeded, and the stream filled
-	// mem.Paged.Sums. Otherwise the caller computes them.
+	Pieces int // copies in the batch, before merging
+	// Summed is set if the batch requested checksums, succeeded, and the stream filled
+	// mem.Paged.Sums. Otherwise the caller must compute them.
 	Summed bool
-	// GivenUp is why the first chosen path is not available: missing memory or queues, or a broken
-	// NIC. The batch took another path, as later ones do. A path without memory is retried after a
-	// while. Each attempt is reported once. Mostly nil.
+	// GivenUp is the reason why the first chosen path is not available: missing memory or queues,
+	// or a broken NIC. The batch used another path, and later ones will too. A path without memory
+	// is retried after a while. Each attempt is reported once. Usually nil.
 	GivenUp error
-	// Predicted is the planned duration of the batch from Started, or from the end of the batch
-	// before it if that was later. Zero without a prediction.
+	// Predicted is the predicted duration of the batch from Started, or from the end of the
+	// previous batch if that was later. Zero without a prediction.
 	Predicted time.Duration
-	// Started is the time when the first byte was submitted to the hardware. Finished is the time
-	// when completion was observed.
+	// Started is the time at which the first byte was submitted to the hardware. Finished is the
+	// time at which the completion was observed.
 	Started, Finished time.Time
 }
 
-// Driver is a ticket's connection to its stream. Its methods may be called from any goroutine,
-// repeatedly, also after the ticket has resolved. They must not block.
+// Driver connects a ticket to its stream. Its methods may be called from any goroutine, repeatedly,
+// also after the ticket has resolved. They must not block.
 type Driver interface {
 	// Cancel implements Ticket.Cancel.
 	Cancel()
 	// Poll resolves tickets whose copies have completed, on the caller's goroutine. It reports
-	// whether polling again soon may resolve this one. Otherwise another goroutine polls, or the
-	// batch takes long.
+	// whether polling again soon may resolve this ticket. It returns false if another goroutine
+	// polls or if the batch takes long.
 	Poll() bool
-	// Watch notifies the stream of a wait without polling. Without it, and without Poll, a stream
-	// may leave a completed ticket unresolved until it has other work.
+	// Watch notifies the stream that a goroutine waits without polling. Without Watch and Poll, a
+	// stream may leave a completed ticket unresolved until it has other work.
 	Watch()
 }
 
-// Ticket is an accepted batch. Safe for concurrent use. It implements mem.Dependency.
+// Ticket is an accepted batch. It is safe for concurrent use. It implements mem.Dependency.
 type Ticket struct {
 	id       uint64
 	done     chan struct{}
@@ -55,20 +55,20 @@ type Ticket struct {
 }
 
 // NewTicket returns an unresolved ticket, for implementations of Stream. Ticket.Cancel calls
-// cancel, maybe several times and from any goroutine. cancel must not block. With nil the stream
-// cannot cancel.
+// cancel, possibly several times and from any goroutine. cancel must not block. If it is nil, the
+// stream cannot cancel.
 func NewTicket(id uint64, cancel func()) *Ticket {
 	return &Ticket{id: id, done: make(chan struct{}), cancel: cancel}
 }
 
-// Drive makes a zero ticket an unresolved ticket of a stream with a Driver. The stream can embed
-// the ticket in its batch.
+// Drive turns a zero ticket into an unresolved ticket of a stream with a Driver. The stream can
+// embed the ticket in its batch.
 func (t *Ticket) Drive(id uint64, d Driver) {
 	t.id, t.done, t.driver = id, make(chan struct{}), d
 }
 
-// Resolve ends the ticket. Only the stream that made it may call it. A second call panics, since it
-// is a bug.
+// Resolve resolves the ticket. Only the stream that created it may call it. A second call is a bug
+// and panics.
 func (t *Ticket) Resolve(c Completion, err error) {
 	if !t.resolved.CompareAndSwap(false, true) {
 		panic("stream: ticket resolved twice")
@@ -80,13 +80,14 @@ func (t *Ticket) Resolve(c Completion, err error) {
 // ID returns the ticket's number, ascending within its stream from 1.
 func (t *Ticket) ID() uint64 { return t.id }
 
-// Done is closed when the ticket has resolved. The batch's memory is no longer accessed then.
+// Done returns a channel that is closed when the ticket has resolved. After that the batch's memory
+// is no longer accessed.
 func (t *Ticket) Done() <-chan struct{} {
 	t.watch()
 	return t.done
 }
 
-// isDone reports whether the ticket has resolved. Then comp and err may be read.
+// isDone reports whether the ticket has resolved. If so, comp and err may be read.
 func (t *Ticket) isDone() bool {
 	select {
 	case <-t.done:
@@ -104,7 +105,7 @@ func (t *Ticket) Err() error {
 	return t.err
 }
 
-// Completion returns how the batch was copied. It is valid once Done is closed.
+// Completion describes how the batch was copied. It is valid after Done is closed.
 func (t *Ticket) Completion() Completion {
 	if !t.isDone() {
 		return Completion{}
@@ -112,10 +113,10 @@ func (t *Ticket) Completion() Completion {
 	return t.comp
 }
 
-// Limits of polling in Wait. A copy of a few blocks takes 5 to 20 us, one of 8 MiB 170 us, and a
-// wake-up 2 to 7 us more. Beyond spin, sleeping costs little. A yield may wake an idle processor,
-// which takes a microsecond, so Wait yields every 10 to 25 us. maxPolls is for clocks that stand
-// still.
+// The limits of polling in Wait. A copy of a few blocks takes 5 to 20 us, one of 8 MiB 170 us, and
+// a wake-up 2 to 7 us more. After spin, sleeping costs little. A yield may wake an idle processor,
+// which takes a microsecond, so Wait yields every 10 to 25 us. maxPolls ends polling if the clock
+// stands still.
 const (
 	spin       = 250 * time.Microsecond
 	yieldEvery = 256 // polls, of 40 to 100 ns each
@@ -123,12 +124,11 @@ const (
 )
 
 // Wait waits until the ticket resolves and returns its error, or until ctx ends and returns the
-// context's cause. The batch continues after ctx ends: do not reuse its memory before Done is
-// closed.
+// cause of ctx. The batch continues after ctx ends: do not reuse its memory before Done is closed.
 //
-// Wait polls the device for at most 250 us, and yields to other goroutines every 10 to 25 us, since
-// a wake-up takes about as long as a small copy. It sleeps at once if the stream expects a longer
-// copy.
+// Wait polls the device for at most 250 us, and yields to other goroutines every 10 to 25 us,
+// because a wake-up takes about as long as a small copy. It sleeps at once if the stream expects a
+// longer copy.
 func (t *Ticket) Wait(ctx context.Context) error {
 	if t.Spin(ctx) {
 		return t.err
@@ -151,7 +151,7 @@ func (t *Ticket) Poll() bool {
 	return t.isDone()
 }
 
-// Spin is the polling part of Wait. It reports whether the ticket has resolved.
+// Spin implements the polling of Wait. It reports whether the ticket has resolved.
 func (t *Ticket) Spin(ctx context.Context) bool {
 	if t.isDone() || t.driver == nil {
 		return t.isDone()
@@ -185,8 +185,8 @@ func (t *Ticket) watch() {
 }
 
 // Cancel asks the stream to issue no more of the batch. The ticket resolves with ErrCanceled once
-// its memory is no longer accessed, or with its result if all was issued already. Cancel of a
-// resolved ticket has no effect.
+// its memory is no longer accessed, or with its result if everything was already issued. Cancel of
+// a resolved ticket has no effect.
 func (t *Ticket) Cancel() {
 	switch {
 	case t.driver != nil:

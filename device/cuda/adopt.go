@@ -14,14 +14,14 @@ import (
 const (
 	// wordBytes is the size and the alignment of a word that a stream can wait for.
 	wordBytes = 8
-	// hostEvents is the number of events created in advance for all streams of the host program
-	// together.
+	// hostEvents is the number of events that are created in advance for all streams of the host
+	// program together.
 	hostEvents = 256
 )
 
 // waits describes the GPU's ability to wait for a word in memory.
 type waits struct {
-	lack  error  // reason why streams cannot wait, or nil
+	lack  error  // why streams cannot wait, or nil
 	flags uint32 // of cuStreamWaitValue64
 }
 
@@ -41,8 +41,8 @@ func (d *Device) probeWaits() error {
 		d.lacks = append(d.lacks, d.waits.lack)
 		return nil
 	}
-	// Writes of a NIC may arrive after the word that reports them, unless the GPU sees them in
-	// order.
+	// Writes of a NIC may become visible after the word that reports them, unless the GPU sees them
+	// in order.
 	ordering, err := d.attribute(cuda.AttrRDMAOrdering)
 	if err != nil {
 		return err
@@ -68,12 +68,12 @@ var _ device.StreamAdopter = (*Device)(nil)
 
 const (
 	maxConnections = 32 // the largest value of CUDA_DEVICE_MAX_CONNECTIONS that the driver uses
-	// ownConnections is the number of hardware queues kept free for streams that end waits. A
-	// stream uses a queue while it has work or waits (ADR 19). An engine uses up to four: its load
-	// stream and its dump stream have one each, and one each for the staged path.
+	// ownConnections is the number of hardware queues that are kept free for streams that end
+	// waits. A stream uses a queue while it has work or waits (ADR 19). An engine uses up to four:
+	// one each for its load stream, its dump stream, and their staged paths.
 	ownConnections = 4
 	// defaultWaitLimit is the limit if the variable is unset. The driver then has 8 queues, but
-	// copies concurrent with 4 waiting streams stalled on an H200 (ADR 19).
+	// copies stalled while 4 streams waited on an H200 (ADR 19).
 	defaultWaitLimit = 3
 )
 
@@ -138,8 +138,8 @@ func (h *hostStream) context() (cuda.Context, error) {
 	return ctx, nil
 }
 
-// begin is Device.begin for calls that enqueue on the stream. It fails if the stream is capturing a
-// graph.
+// begin is Device.begin for calls that enqueue work on the stream. It fails if the stream is
+// capturing a graph.
 func (h *hostStream) begin() error {
 	d := h.dev
 	if err := d.begin(); err != nil {

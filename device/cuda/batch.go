@@ -19,26 +19,26 @@ type batcher struct {
 type batchArrays struct {
 	dst, src []cuda.DevicePtr
 	bytes    []uint64
-	// other[i] reports whether copy i touches another region, or another registration of a region,
-	// than copy i-1
+	// other[i] is set if copy i uses another region, or another registration of a region, than copy
+	// i-1.
 	other []bool
 	rows  cuda.Memcpy2D
 }
 
 const (
-	// leastRows is the least number of copies at equal distances that get their own call. That call
+	// leastRows is the minimum number of copies at equal distances for a separate call. That call
 	// takes 4 to 6 us; in a batch each copy takes about 1 us.
 	leastRows = 16
 	// mostPitch is the largest distance between rows. CU_DEVICE_ATTRIBUTE_MAX_PITCH has this value
 	// on all GPUs.
 	mostPitch = 1<<31 - 1
-	// mostCopies is the most copies in one call. The device copies them while the driver processes
-	// the next call.
+	// mostCopies is the maximum number of copies in one call. The device copies them while the
+	// driver processes the next call.
 	mostCopies = 256
 )
 
 // CopyBatch enqueues the copies. Each reads its source in the queue's order. Rows at equal
-// distances go into one call, because a copy engine moves them many times faster than one by one.
+// distances share a call, because a copy engine then moves them many times faster than one by one.
 // Other copies share calls of up to mostCopies.
 func (b batcher) CopyBatch(dst, src []mem.Extent) error {
 	if err := b.q.usable(); err != nil {
@@ -91,14 +91,14 @@ func (b batcher) each(from, to int) error {
 	return nil
 }
 
-// rowsAt returns the number of copies from i on that form rows, and sets rows to them. They lie
+// rowsAt returns the number of copies from i on that form rows, and sets rows to them. Rows are
 // within one region on either side, and have equal lengths and distances.
 func (a *batchArrays) rowsAt(i int) int {
 	width := a.bytes[i]
 	if i+1 == len(a.dst) || a.bytes[i+1] != width || a.other[i+1] {
 		return 1
 	}
-	// If a copy lies before the previous one, the unsigned distance exceeds any pitch.
+	// If a copy is before the previous one, the unsigned distance exceeds any pitch.
 	to, from := uint64(a.dst[i+1]-a.dst[i]), uint64(a.src[i+1]-a.src[i])
 	if to < width || from < width || to > mostPitch || from > mostPitch {
 		return 1
@@ -138,7 +138,8 @@ func (a *batchArrays) set(dst, src []mem.Extent) error {
 	return nil
 }
 
-// sides are the destination and the source of a copy, with a registration each.
+// sides are the destination and the source region of a copy, with the number of a registration in
+// each.
 type sides struct {
 	dst, src             *mem.Region
 	dstNumber, srcNumber int64

@@ -6,9 +6,9 @@ import (
 	"github.com/kvlane/kvlane/internal/sys/cuda"
 )
 
-// pushContext makes the device's context current for the calls until popContext. Pushing the
-// context keeps the thread's own context, if it has one. The two calls add less to a copy than a
-// query and a restore of the current context would.
+// pushContext makes the device's context current for the calls until popContext. Pushing keeps the
+// thread's own context, if there is one. The two calls take less time than querying and restoring
+// the current context.
 func (d *Device) pushContext() error {
 	runtime.LockOSThread()
 	if r := d.api.CtxPushCurrent(d.ctx); r != cuda.Success {
@@ -18,8 +18,8 @@ func (d *Device) pushContext() error {
 	return nil
 }
 
-// popContext undoes pushContext. Popping fails only if the context is lost. popContext then records
-// the fault, because the device is unusable.
+// popContext undoes pushContext. It fails only if the context is lost. It then records the fault,
+// because the device is unusable.
 func (d *Device) popContext() {
 	_, r := d.api.CtxPopCurrent()
 	runtime.UnlockOSThread()

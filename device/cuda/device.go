@@ -24,8 +24,8 @@ type Device struct {
 	info device.Info
 	ctas int
 
-	// kernels holds all kernels by name. It is nil if the queues are not Launchers; lacks has the
-	// reason. module contains the kernels, or is zero if none were loaded.
+	// kernels holds all kernels by name. It is nil if the queues are not Launchers; lacks then has
+	// the reason. module contains the kernels, or is zero if none were loaded.
 	kernels map[string]kernel
 	module  cuda.Module
 	batch   bool
@@ -33,7 +33,7 @@ type Device struct {
 	rdma    bool // NICs can access shareable memory
 	lacks   []error
 
-	priority int // the highest priority of streams
+	priority int // highest priority of streams
 	events   eventPool
 	adopting sync.Mutex
 	adopts   bool // events for the host program's streams are reserved; guarded by adopting
@@ -45,11 +45,11 @@ type Device struct {
 	storage *storage.Storage // open, or nil; guarded by storing
 
 	peers peers
-	users sync.WaitGroup // calls between begin and end
+	users sync.WaitGroup // running calls between begin and end
 
 	imported atomic.Int32 // number of regions of other processes
 
-	maxRegistration int64                          // longest registration of host memory, in bytes
+	maxRegistration int64                          // maximum length of a registration of host memory, in bytes
 	prefer          func(b []byte, node int) error // places memory on a NUMA node
 
 	mu      sync.Mutex
@@ -90,7 +90,8 @@ func openDevice(drv *Driver, index int, o Options) (*Device, error) {
 	return d, nil
 }
 
-// prepare creates the resources that queues share. release undoes it, also after a failure.
+// prepare creates the resources that queues share. release frees them, also after a failure of
+// prepare.
 func (d *Device) prepare() error {
 	mode, err := d.pushContextRelaxed()
 	if err != nil {
@@ -151,12 +152,12 @@ func (d *Device) releaseObjects() error {
 // Info describes the device.
 func (d *Device) Info() device.Info { return d.info }
 
-// Lacks returns the reasons why queues of this device are not BatchCopiers or Launchers, or streams
-// of the host program cannot wait. It has one error for each missing ability, wrapping
+// Lacks returns the reasons why queues of this device are not BatchCopiers or Launchers, or why
+// streams of the host program cannot wait. It returns one error for each missing ability, wrapping
 // ErrNotSupported.
 func (d *Device) Lacks() []error { return d.lacks }
 
-// begin and end surround calls that must finish before Close proceeds.
+// begin starts a call that must finish before Close proceeds. end ends it.
 func (d *Device) begin() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -169,9 +170,9 @@ func (d *Device) begin() error {
 
 func (d *Device) end() { d.users.Done() }
 
-// Close closes the device. It reports and frees open queues and regions. If a queue is still busy
-// or the device is broken, all of them and the context stay for the rest of the process, because
-// the GPU may still write to their memory. A second Close returns nil.
+// Close closes the device. It frees open queues and regions, and returns an error that describes
+// them. If a queue is still busy or the device is broken, all of them and the context stay for the
+// rest of the process, because the GPU may still write to their memory. A second Close returns nil.
 func (d *Device) Close() error {
 	d.mu.Lock()
 	if d.closed {

@@ -12,7 +12,7 @@ import (
 )
 
 // Driver is the loaded and initialised driver. It needs no Close, because a driver stays in its
-// process. Safe for concurrent use.
+// process. It is safe for concurrent use.
 type Driver struct {
 	api     *cuda.API
 	version string
@@ -51,8 +51,8 @@ func newDriver(api *cuda.API) (*Driver, error) {
 	return d, nil
 }
 
-// versionText joins the version of the kernel's driver, if it is known, to the version of the CUDA
-// interface.
+// versionText returns the version of the kernel's driver, if it is known, with the version of the
+// CUDA interface.
 func versionText(v int) string {
 	s := fmt.Sprintf("CUDA %d.%d", v/1000, v%1000/10)
 	if b, err := os.ReadFile("/sys/module/nvidia/version"); err == nil {
@@ -64,7 +64,7 @@ func versionText(v int) string {
 // Version returns the driver's version: "580.159.03 (CUDA 13.0)".
 func (d *Driver) Version() string { return d.version }
 
-// Count returns the number of GPUs that the driver shows to this process.
+// Count returns the number of GPUs that are visible to this process.
 func (d *Driver) Count() (int, error) {
 	n, r := d.api.DeviceGetCount()
 	if r != cuda.Success {
@@ -73,7 +73,7 @@ func (d *Driver) Count() (int, error) {
 	return n, nil
 }
 
-// Infos describes the GPUs that the driver shows to this process, without opening them.
+// Infos describes the GPUs that are visible to this process, without opening them.
 func (d *Driver) Infos() ([]device.Info, error) {
 	n, err := d.Count()
 	if err != nil {
@@ -99,10 +99,11 @@ type Options struct {
 }
 
 // DefaultCTAs is the number of thread blocks of a launch if neither the launch nor the options
-// specify one. With it, copies reach the rate of PCIe 5 x16 and leave the other SMs to the engine.
+// specify one. It suffices for copies at the rate of PCIe 5 x16, and leaves the other SMs to the
+// engine.
 const DefaultCTAs = 16
 
-// Validate reports every problem of the options.
+// Validate returns every problem of the options.
 func (o Options) Validate() error {
 	if o.CTAs < 0 {
 		return fmt.Errorf("%d thread blocks: must not be negative: %w", o.CTAs, errdefs.ErrInvalid)
@@ -110,7 +111,7 @@ func (o Options) Validate() error {
 	return nil
 }
 
-// Open opens GPU index, counted from zero among the GPUs that the driver shows. A GPU may be opened
+// Open opens the GPU with this index, counted from zero among the visible GPUs. A GPU may be opened
 // several times. The error wraps ErrNotFound if there is no such GPU.
 func (d *Driver) Open(index int, o Options) (device.Device, error) {
 	if err := o.Validate(); err != nil {
@@ -130,8 +131,8 @@ func (d *Driver) Open(index int, o Options) (device.Device, error) {
 	return dev, nil
 }
 
-// OpenUUID opens the GPU with the UUID of a device.Info. The error wraps ErrNotFound if the driver
-// does not show it.
+// OpenUUID opens the GPU with the UUID of a device.Info. The error wraps ErrNotFound if that GPU is
+// not visible.
 func (d *Driver) OpenUUID(uuid string, o Options) (device.Device, error) {
 	index, r, call := indexOf(d.api, uuid)
 	switch {
@@ -143,7 +144,7 @@ func (d *Driver) OpenUUID(uuid string, o Options) (device.Device, error) {
 	return d.Open(index, o)
 }
 
-// OpenUUID loads the driver and opens the GPU of that UUID with default options.
+// OpenUUID loads the driver and opens the GPU with this UUID and default options.
 func OpenUUID(uuid string) (device.Device, error) {
 	drv, err := Load()
 	if err != nil {
@@ -152,7 +153,7 @@ func OpenUUID(uuid string) (device.Device, error) {
 	return drv.OpenUUID(uuid, Options{})
 }
 
-// indexOf returns the index of the GPU of that UUID among the GPUs visible to this process, or -1.
+// indexOf returns the index of the GPU with this UUID among the visible GPUs, or -1.
 func indexOf(api *cuda.API, uuid string) (index int, r cuda.Result, call string) {
 	n, r := api.DeviceGetCount()
 	if r != cuda.Success {

@@ -20,7 +20,7 @@ func nativeError(api *cuda.API, r cuda.Result, call, format string, args ...any)
 		Kind: r.Sentinel(),
 	}
 	if e.Name == "" {
-		e.Name = r.String() // r is unknown: the driver is newer than this program
+		e.Name = r.String() // the driver is newer than this program and does not know the code
 	}
 	return e
 }
@@ -44,7 +44,7 @@ func (d *Device) check(r cuda.Result, call, format string, args ...any) error {
 	return d.fail(r, call, format, args...)
 }
 
-// broken returns the error of the fault that ended the context, or nil.
+// broken returns the error of the fault that made the context unusable, or nil.
 func (d *Device) broken() error {
 	if f := d.fault.Load(); f != nil {
 		return fmt.Errorf("device %d: %w: %w", d.info.Index, errdefs.ErrBroken, f)

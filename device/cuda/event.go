@@ -15,13 +15,13 @@ import (
 	"github.com/kvlane/kvlane/internal/sys/cuda"
 )
 
-// eventPool keeps the driver's events that are not in use. An event may be recorded again while its
+// eventPool holds driver events that are not in use. An event may be recorded again while its
 // earlier work is running, because a wait captures the event's state when the wait is enqueued.
 type eventPool struct {
 	mu       sync.Mutex
 	free     []cuda.Event
-	made     int // all events, used or not
-	reserved int // the number of events to create in advance
+	made     int // number of all events, in use or not
+	reserved int // number of events to create in advance
 }
 
 // reserve adds n events to the reservation, and returns the number to create.
@@ -39,7 +39,7 @@ func (p *eventPool) release(n int) {
 	p.reserved -= n
 }
 
-// count adds an event to made.
+// count counts a created event.
 func (p *eventPool) count() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -83,7 +83,7 @@ type event struct {
 	handle cuda.Event
 	done   atomic.Bool // a completed event stays completed, even if the device breaks or closes
 	closed atomic.Bool
-	due    atomic.Pointer[time.Time] // when it should be done; nil if unknown
+	due    atomic.Pointer[time.Time] // expected time of completion; nil if unknown
 }
 
 var _ device.ExpectedEvent = (*event)(nil)
@@ -192,7 +192,7 @@ func (e *event) poll() (bool, error) {
 	if err := d.broken(); err != nil {
 		return false, err
 	}
-	// An event may be used after the device is closed; its handle may not.
+	// An event may be used after the device is closed, but its handle must not.
 	if err := d.begin(); err != nil {
 		return false, err
 	}
@@ -219,8 +219,8 @@ func (e *event) poll() (bool, error) {
 	return false, nil
 }
 
-// Done reports whether the work is done. If it returns an error, done is false: the GPU may still
-// access the work's memory.
+// Done reports whether the work is done. If it returns an error, done is false, because the GPU may
+// still access the work's memory.
 func (e *event) Done() (bool, error) {
 	done, err := e.poll()
 	if err != nil {

@@ -16,7 +16,7 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// maxRegistration is the length of the longest registration, in bytes. Some drivers refuse a
+// maxRegistration is the maximum length of a registration, in bytes. Some drivers refuse a
 // registration of 512 GiB.
 const maxRegistration = 64 << 30
 
@@ -45,7 +45,7 @@ func (d *Device) AllocSlots(n, stride int64) (*mem.Region, error) {
 
 func (d *Device) allocHost(bytes, stride int64) (*mem.Region, error) {
 	return d.make(leak.PinnedBytes, bytes, func(a *allocation) (*mem.Region, error) {
-		// Touching too much memory does not fail: the kernel kills a process.
+		// Touching too much memory does not return an error: the kernel kills a process.
 		if err := limits.Read(os.DirFS("/")).CheckMemory(bytes); err != nil {
 			return nil, err
 		}
@@ -60,8 +60,8 @@ func (d *Device) allocHost(bytes, stride int64) (*mem.Region, error) {
 	})
 }
 
-// place makes the kernel back b, which is untouched, with pages of the GPU's NUMA node. If it
-// cannot, copies work but may be slower, so place only adds a note.
+// place makes the kernel back b, which is untouched, with pages of the GPU's NUMA node. If that is
+// not possible, copies may be slower, and place only adds a note.
 func (d *Device) place(b []byte) {
 	node := d.info.NUMANode
 	if node < 0 {
@@ -72,7 +72,7 @@ func (d *Device) place(b []byte) {
 	}
 }
 
-// note adds a note unless it exists.
+// note adds a note, once.
 func (d *Device) note(text string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -97,9 +97,9 @@ func (d *Device) RegisterHost(b []byte) (*mem.Region, error) {
 	return r, nil
 }
 
-// pin registers b for all contexts and gets its device address. A long b takes several
-// registrations of whole strides. A region has one device address, so if the addresses of the
-// registrations are not contiguous, pin registers b in one call.
+// pin registers b for all contexts and returns its device address. A long b needs several
+// registrations of whole strides. A region has one device address, so if the registrations'
+// addresses are not contiguous, pin registers b in one call.
 func (d *Device) pin(b []byte, stride int64, a *allocation) (*mem.Region, error) {
 	each := registrationBytes(b, stride, d.maxRegistration)
 	before := len(a.steps)
@@ -122,8 +122,8 @@ func (d *Device) pin(b []byte, stride int64, a *allocation) (*mem.Region, error)
 }
 
 // registrationBytes returns the length of each registration of b, or zero if one is enough. The
-// length is as many whole strides as fit in most bytes. A stride that is not a multiple of the page
-// size is cut, because no page may be in two registrations.
+// length is the largest number of whole strides that fit in most bytes. A stride that is not a
+// multiple of the page size is split, because no page may be in two registrations.
 func registrationBytes(b []byte, stride, most int64) int64 {
 	switch {
 	case int64(len(b)) <= most || hostmem.Addr(b)%pageBytes != 0:
@@ -167,8 +167,8 @@ func (d *Device) registerPart(b []byte, a *allocation) (mem.DevAddr, error) {
 	a.undo(func() error {
 		return d.check(d.api.MemHostUnregister(addr), "cuMemHostUnregister", "address=%#x", addr)
 	})
-	// Only here does a CPU address lead to a device address. The driver returns it, even if the two
-	// are equal.
+	// Only here a device address is obtained for a CPU address. The driver returns it, even if the
+	// two are equal.
 	p, r := d.api.MemHostGetDevicePointer(addr)
 	if r != cuda.Success {
 		return 0, d.fail(r, "cuMemHostGetDevicePointer_v2", "address=%#x", addr)
@@ -178,8 +178,8 @@ func (d *Device) registerPart(b []byte, a *allocation) (mem.DevAddr, error) {
 
 const (
 	pageBytes   = 4 << 10
-	touchPart   = 64 << 20 // bytes that justify a goroutine
-	touchAtOnce = 16       // more goroutines only wait for the kernel's locks
+	touchPart   = 64 << 20 // bytes per goroutine
+	touchAtOnce = 16       // more goroutines would only wait for the kernel's locks
 )
 
 // touch makes the kernel back b, which is zero, with pages.

@@ -11,7 +11,7 @@ import (
 	"github.com/kvlane/kvlane/internal/sys/cuda"
 )
 
-// describe gets the device's Info from the driver. No context is needed.
+// describe returns the device's Info from the driver. It needs no context.
 func describe(api *cuda.API, dev cuda.DeviceID, index int, version string) (device.Info, error) {
 	in := device.Info{Driver: "cuda", Index: index, NUMANode: -1, DriverVersion: version}
 	var r cuda.Result

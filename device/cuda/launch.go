@@ -19,7 +19,7 @@ type kernel struct {
 
 // loadKernels makes the driver compile the kernels for this GPU. The driver caches the result on
 // disk. If the driver cannot compile them, the device works without them and Lacks has the reason.
-// Other failures are errors.
+// Other failures are returned.
 func (d *Device) loadKernels() error {
 	if have := d.info.Compute; have[0] < kernels.MinCompute {
 		d.lacks = append(d.lacks, d.lack("kernels", fmt.Sprintf("compute capability is %d.%d, at least %d.0 is needed", have[0], have[1], kernels.MinCompute)))
@@ -53,8 +53,8 @@ func (d *Device) loadKernels() error {
 }
 
 // loadFunction loads a kernel on the device now. By default (CUDA_MODULE_LOADING is LAZY) the
-// driver would load it before the first launch. That may allocate memory, and wait for streams of
-// the host program that wait for this launch.
+// driver would load it before the first launch. That may allocate memory, and block until streams
+// of the host program continue that themselves wait for this launch.
 func (d *Device) loadFunction(k kernel) error {
 	if d.api.FuncLoad != nil {
 		return d.check(d.api.FuncLoad(k.function), "cuFuncLoad", "function=%s", k.Name)

@@ -12,23 +12,23 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// allocation is memory, complete or in creation, with the steps that undo its creation. The same
-// steps unwind an allocation that fails halfway and free one that succeeded.
+// allocation is memory, complete or being created, with the steps that undo its creation. The same
+// steps are used if an allocation fails halfway and to free it later.
 type allocation struct {
 	kind  leak.Kind
 	bytes int64
 	steps []func() error
-	// For device memory: its address, and its abilities for export.
+	// for device memory: its address, and its properties for export
 	at   cuda.DevicePtr
 	size uint64
-	// handle is of memory of cuMemCreate, or zero. Other devices need access to such memory one by
-	// one.
+	// handle is set for memory of cuMemCreate. Other devices need access to each such allocation
+	// separately.
 	handle   cuda.MemHandle
 	by       device.HandleType
-	imported bool // it belongs to another process, and only this device has access
+	imported bool // the memory belongs to another process, and only this device has access
 }
 
-// holds reports whether all of r lies in a.
+// holds reports whether r is inside a.
 func (a *allocation) holds(r *mem.Region) bool {
 	at := uint64(r.Dev())
 	return a.size > 0 && at >= uint64(a.at) && uint64(r.Len()) <= a.size && at-uint64(a.at) <= a.size-uint64(r.Len())
@@ -38,10 +38,10 @@ func (a *allocation) holds(r *mem.Region) bool {
 // other memory.
 func (a *allocation) piecemeal() bool { return a.handle != 0 && !a.imported }
 
-// undo adds a step; steps run last first.
+// undo adds a step. The last added step runs first.
 func (a *allocation) undo(step func() error) { a.steps = append(a.steps, step) }
 
-// free runs the steps.
+// free runs all steps.
 func (a *allocation) free() error { return a.unwind(0) }
 
 // unwind runs the steps that were added after the first n. It stops at a step that fails, because
@@ -57,8 +57,8 @@ func (a *allocation) unwind(n int) error {
 	return nil
 }
 
-// make runs acquire with the context current, and keeps the region that it returns. If acquire
-// fails, make undoes its steps.
+// make calls acquire with the context current, and records the region that acquire returns. If
+// acquire fails, make undoes its steps.
 func (d *Device) make(kind leak.Kind, bytes int64, acquire func(a *allocation) (*mem.Region, error)) (*mem.Region, error) {
 	if bytes <= 0 {
 		return nil, fmt.Errorf("%d bytes: %w", bytes, errdefs.ErrInvalid)
@@ -74,7 +74,7 @@ func (d *Device) make(kind leak.Kind, bytes int64, acquire func(a *allocation) (
 	defer d.popContextRelaxed(mode)
 	a := &allocation{kind: kind, bytes: bytes}
 	// No peer may be added between the allocation and its entry in regions, because the peer would
-	// miss it.
+	// not get access to it.
 	d.peers.making.RLock()
 	defer d.peers.making.RUnlock()
 	r, err := acquire(a)
@@ -88,7 +88,8 @@ func (d *Device) make(kind leak.Kind, bytes int64, acquire func(a *allocation) (
 	return r, nil
 }
 
-// Alloc returns device memory. Shareable memory takes whole pages of the GPU, usually of 2 MiB.
+// Alloc returns device memory. Shareable memory consists of whole pages of the GPU, usually of 2
+// MiB.
 func (d *Device) Alloc(bytes int64, o device.AllocOptions) (*mem.Region, error) {
 	r, err := d.make(leak.DeviceBytes, bytes, func(a *allocation) (*mem.Region, error) {
 		p, err := d.acquireAs(uint64(bytes), o, a)
@@ -104,7 +105,7 @@ func (d *Device) Alloc(bytes int64, o device.AllocOptions) (*mem.Region, error) 
 }
 
 // ipcBytes is the unit of the driver's plain allocations. A process that receives part of a unit
-// can access all of it, so shared memory gets units of its own.
+// can access all of it, so shared memory uses separate units.
 const ipcBytes = 2 << 20
 
 func (d *Device) acquireAs(bytes uint64, o device.AllocOptions, a *allocation) (cuda.DevicePtr, error) {
@@ -162,7 +163,7 @@ func (d *Device) acquireShareable(bytes uint64, by device.HandleType, handle cud
 	return a.at, nil
 }
 
-// mapped maps the memory of a handle that get creates for this device. It is undone in the order
+// mapped maps the memory of a handle that get creates for this device. It is undone in the order:
 // unmap, release, free the address.
 func (d *Device) mapped(size uint64, a *allocation, get func() (cuda.MemHandle, error)) error {
 	p, r := d.api.MemAddressReserve(size)
@@ -197,7 +198,7 @@ func (d *Device) Free(r *mem.Region) error {
 	defer d.end()
 	d.peers.making.RLock()
 	defer d.peers.making.RUnlock()
-	// Removed first, so that only one of two concurrent calls finds it.
+	// Remove the region first, so that only one of two concurrent calls finds it.
 	d.mu.Lock()
 	a, ok := d.regions[r]
 	delete(d.regions, r)
@@ -227,7 +228,7 @@ func (d *Device) free(a *allocation) error {
 	return nil
 }
 
-// abandonRegions frees the regions that the owner did not free, when the device closes.
+// abandonRegions frees the remaining regions when the device closes.
 func (d *Device) abandonRegions() error {
 	if len(d.regions) == 0 {
 		return nil

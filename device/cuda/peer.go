@@ -25,7 +25,7 @@ type peers struct {
 }
 
 // EnablePeer implements device.Peerer. The context opens memory of cuMemAlloc as a whole, and
-// shareable memory region by region. Access that other code in the process enabled counts too.
+// shareable memory region by region. Access that other code in the process has enabled counts too.
 // Access is kept until the context ends, because the host program may rely on it.
 func (d *Device) EnablePeer(other device.Device) error {
 	o, ok := other.(*Device)
@@ -85,7 +85,7 @@ func (d *Device) enableContext(o *Device) error {
 	return nil
 }
 
-// openAll opens all shareable memory to reader. The caller holds making.
+// openAll gives reader access to all shareable memory. The caller holds making.
 func (d *Device) openAll(reader *Device) error {
 	d.mu.Lock()
 	var all []*allocation
@@ -111,7 +111,7 @@ func (d *Device) openAll(reader *Device) error {
 	return nil
 }
 
-// open opens shareable memory to reader.
+// open gives reader access to shareable memory.
 func (d *Device) open(a *allocation, reader *Device) error {
 	if reader.isClosed() {
 		return nil
@@ -122,14 +122,14 @@ func (d *Device) open(a *allocation, reader *Device) error {
 	return nil
 }
 
-// Reaches implements device.Peerer. A closed device is not reachable, even if it is opened again,
-// because its context may differ.
+// Reaches implements device.Peerer. It returns false for a closed device, even if the device was
+// opened again, because its context may differ.
 func (d *Device) Reaches(r *mem.Region) bool {
 	switch {
 	case d.imports(r):
 		return true
 	case r.Origin() != nil:
-		return false // another device imported it, and has access alone
+		return false // only the device that imported the memory has access
 	}
 	return r.Device() == d.info.Index || d.reachesPeer(r.Device())
 }

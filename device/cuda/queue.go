@@ -19,12 +19,12 @@ import (
 type queue struct {
 	dev    *Device
 	stream cuda.Stream
-	events int // reserved in advance
-	// closed is atomic, as Device.Close may run on another goroutine than the queue's user.
+	events int // number of events reserved in advance
+	// closed is atomic, because Device.Close may run on another goroutine than the queue's user.
 	closed atomic.Bool
 }
 
-// OpenQueue opens a queue. It is also a BatchCopier and Launcher unless Lacks has a reason.
+// OpenQueue opens a queue. It is also a BatchCopier and a Launcher, unless Lacks returns a reason.
 func (d *Device) OpenQueue(o device.QueueOptions) (device.Queue, error) {
 	q, err := d.openQueue(o)
 	if err != nil {
@@ -63,8 +63,7 @@ func (d *Device) openQueue(o device.QueueOptions) (*queue, error) {
 	return q, nil
 }
 
-// Handle returns the queue's CUstream. A program that passes it to its own code must not capture
-// it.
+// Handle returns the queue's CUstream. A program that passes it to other code must not capture it.
 func (q *queue) Handle() uintptr { return uintptr(q.stream) }
 
 // able returns q as a type with exactly the optional interfaces that its device supports.
@@ -91,7 +90,7 @@ func (q *queue) able() device.Queue {
 	return q
 }
 
-// usable returns the reason why nothing can be enqueued, or nil.
+// usable returns the reason why no work can be enqueued, or nil.
 func (q *queue) usable() error {
 	if q.closed.Load() {
 		return fmt.Errorf("queue: %w", errdefs.ErrClosed)
@@ -151,8 +150,8 @@ func (q *queue) Fill(dst mem.Extent, v byte) error {
 	return nil
 }
 
-// firstRegistration returns the length of the first part of a copy that lies in one registration on
-// either side, and the numbers of these registrations.
+// firstRegistration returns the length of the first part of a copy that is inside one registration
+// on either side, and the numbers of these registrations.
 func firstRegistration(dst, src mem.Extent) (bytes, to, from int64) {
 	n, to := dst.Registration()
 	m, from := src.Registration()
@@ -207,7 +206,8 @@ func (q *queue) poll() (bool, error) {
 }
 
 // Close waits until the queue is idle and closes it. On a broken device it closes the queue at once
-// and returns the fault. Whether the queue's work completed, or is still running, is then unknown.
+// and returns the fault. It is then unknown whether the queue's work has completed or is still
+// running.
 func (q *queue) Close(ctx context.Context) error {
 	if q.closed.Load() {
 		return nil
@@ -245,8 +245,8 @@ func (q *queue) destroy() error {
 	return d.check(d.api.StreamDestroy(q.stream), "cuStreamDestroy_v2", "")
 }
 
-// abandonQueues closes the queues that the owner of a device did not close. idle reports that no
-// work of the device can still be running.
+// abandonQueues closes the remaining queues when a device closes. idle is set if no work of the
+// device can still be running.
 func (d *Device) abandonQueues() (idle bool, err error) {
 	idle = d.fault.Load() == nil
 	if len(d.queues) == 0 {
@@ -258,7 +258,7 @@ func (d *Device) abandonQueues() (idle bool, err error) {
 		leak.Add(leak.Queues, -1)
 		done, err := q.poll()
 		idle = idle && done
-		// A destroyed stream still completes its enqueued work; only its handle ends.
+		// A destroyed stream still completes its enqueued work; only its handle becomes invalid.
 		errs = append(errs, err, q.destroy())
 	}
 	return idle, errors.Join(errs...)

@@ -16,7 +16,7 @@ var (
 	_ device.RemoteWriteFlusher = (*Device)(nil)
 )
 
-// attribute returns an attribute of the device. No context is needed.
+// attribute returns an attribute of the device. It needs no context.
 func (d *Device) attribute(a cuda.Attribute) (int, error) {
 	v, r := d.api.DeviceGetAttribute(a, d.id)
 	if r != cuda.Success {
@@ -26,7 +26,7 @@ func (d *Device) attribute(a cuda.Attribute) (int, error) {
 }
 
 // ExportDMABuf implements device.DMABufExporter. The driver requires the dma-buf to consist of
-// whole pages of the host, of 4 or 64 KiB. It may thus begin before e and end after it.
+// whole pages of the host, of 4 or 64 KiB. Therefore it may begin before e and end after it.
 func (d *Device) ExportDMABuf(e mem.Extent) (fd int, off int64, err error) {
 	if fd, off, err = d.exportDMABuf(e); err != nil {
 		return -1, 0, fmt.Errorf("export dma-buf of %d bytes at %d of the %s: %w", e.Len, e.Off, e.Region, err)

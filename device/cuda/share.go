@@ -36,7 +36,7 @@ func (d *Device) exportMemory(r *mem.Region, t device.HandleType) (h device.Hand
 		return h, err
 	}
 	defer d.end()
-	// Without the lock, memory freed in between could be exported by a handle that has been reused.
+	// Without the lock, memory that is freed in between could be exported by a reused handle.
 	d.peers.making.Lock()
 	defer d.peers.making.Unlock()
 	mode, err := d.pushContextRelaxed()
@@ -74,9 +74,9 @@ func (d *Device) exportMemory(r *mem.Region, t device.HandleType) (h device.Hand
 	return h, nil
 }
 
-// allocationOf returns the allocation that r begins in. The resources that an export as t needs
-// stay until release. The driver finds memory that the host program allocated. The context is
-// current.
+// allocationOf returns the allocation in which r begins. The resources that an export as t needs
+// stay until release. Memory that the host program has allocated is looked up in the driver. The
+// context is current.
 func (d *Device) allocationOf(r *mem.Region, t device.HandleType) (a *allocation, release func(), err error) {
 	for _, own := range d.allocations() {
 		if !own.holds(r) {
@@ -182,7 +182,7 @@ func (d *Device) spans(a *allocation) error {
 }
 
 // understood is check for a call with a handle from another process. For an invalid handle the
-// driver returns an unknown error, and stays usable.
+// driver returns an unknown error, but stays usable.
 func (d *Device) understood(r cuda.Result, call, format string, args ...any) error {
 	if r != cuda.ErrorUnknown {
 		return d.check(r, call, format, args...)
@@ -192,7 +192,7 @@ func (d *Device) understood(r cuda.Result, call, format string, args ...any) err
 	return err
 }
 
-// imports reports whether r lies in memory that this device has imported.
+// imports reports whether r is inside memory that this device has imported.
 func (d *Device) imports(r *mem.Region) bool {
 	if d.imported.Load() == 0 {
 		return false

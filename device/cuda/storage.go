@@ -17,11 +17,11 @@ import (
 
 var _ device.StorageLooker = (*Device)(nil)
 
-// libcufile is the only cuFile driver of the process. All storages of all Drivers share it and its
-// failure.
+// libcufile is the only cuFile driver of the process. All storages of all Drivers share it, and the
+// error if it cannot be loaded.
 var libcufile = cufile.NewDriver(cufile.Load)
 
-// OpenStorage implements device.StorageOpener on libcufile.
+// OpenStorage implements device.StorageOpener with libcufile.
 func (d *Device) OpenStorage(o device.StorageOptions) (device.Storage, error) {
 	st, err := d.openStorage(o)
 	if err != nil {
@@ -83,7 +83,7 @@ func (s *storageDriver) open(o device.StorageOptions) (*storage.Storage, error) 
 	})
 }
 
-// abandonStorage closes the storage if the owner did not, before the context ends.
+// abandonStorage closes the storage, if it is still open, before the context ends.
 func (d *Device) abandonStorage() error {
 	d.storing.Lock()
 	st := d.storage
@@ -110,7 +110,7 @@ type storageDriver struct {
 	dev    *Device
 	api    *cufile.API
 	props  cufile.Properties
-	forced bool // the configuration asks for the compatibility mode
+	forced bool // the configuration requests the compatibility mode
 }
 
 // use calls f in the device's context. It fails if the device is closed or broken.
@@ -153,7 +153,7 @@ func (s *storageDriver) RegisterBuffer(r *mem.Region) error {
 	})
 }
 
-// UnregisterBuffer implements storage.Driver. It works on a closing device too.
+// UnregisterBuffer implements storage.Driver. It also works on a closing device.
 func (s *storageDriver) UnregisterBuffer(r *mem.Region) error {
 	return s.dev.inContext(func() error {
 		return s.api.BufDeregister(uint64(r.Dev())).Err("cuFileBufDeregister", "address=%#x", r.Dev())
@@ -174,8 +174,8 @@ type cuFile struct {
 // Mode implements storage.File.
 func (f *cuFile) Mode() device.StorageMode { return f.mode }
 
-// Move implements storage.File. It passes the start of the region, because the library identifies
-// registered buffers by it.
+// Move implements storage.File. It passes the start of the region, by which the library identifies
+// registered buffers.
 func (f *cuFile) Move(d storage.Direction, e mem.Extent, off int64) (n int64, err error) {
 	call, move := "cuFileRead", f.s.api.Read
 	if d == storage.Write {
@@ -189,14 +189,14 @@ func (f *cuFile) Move(d storage.Direction, e mem.Extent, off int64) (n int64, er
 	return n, err
 }
 
-// Deregister implements storage.File. It works on a closing device too.
+// Deregister implements storage.File. It also works on a closing device.
 func (f *cuFile) Deregister() {
 	if f.s.dev.inContext(func() error { f.s.api.HandleDeregister(f.handle); return nil }) != nil {
 		return // the context is lost, and the library's handle with it
 	}
 }
 
-// cuFileAsync is a file of a library with asynchronous transfers.
+// cuFileAsync is a file of a library that supports asynchronous transfers.
 type cuFileAsync struct{ *cuFile }
 
 var _ storage.Enqueuer = (*cuFileAsync)(nil)
@@ -236,16 +236,16 @@ func (f *cuFileAsync) Outcome(d storage.Direction, e mem.Extent, w storage.Words
 // native returns the queue. The types that able returns inherit it.
 func (q *queue) native() *queue { return q }
 
-// fileFacts are the properties of a file that determine the path of its bytes.
+// fileFacts are the properties of a file that determine how its bytes are moved.
 type fileFacts struct {
-	fsType string // as mount names it; a number if unknown
-	number string // of the device below the file system: "259:0"
-	block  string // its path in sysfs, or ""
+	fsType string // name as used by mount; a number if unknown
+	number string // number of the device below the file system: "259:0"
+	block  string // path of that device in sysfs, or ""
 	direct bool   // opened with O_DIRECT
 	nvfs   bool   // the kernel module nvidia-fs is loaded
 }
 
-// lookAt returns the facts of the file behind fd.
+// lookAt returns the properties of the file behind fd.
 func lookAt(fd int) (fileFacts, error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil {

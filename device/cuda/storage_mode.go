@@ -9,22 +9,22 @@ import (
 	"github.com/kvlane/kvlane/internal/sys/cufile"
 )
 
-// fsTypes are names of file systems by the numbers of statfs(2): those that libcufile supports, and
-// other common ones.
+// fsTypes maps the numbers of statfs(2) to names of file systems: those that libcufile supports,
+// and other common ones.
 var fsTypes = map[int64]string{
 	0xef53: "ext4", 0x58465342: "xfs", 0x6969: "nfs", 0x0bd00bd0: "lustre", 0x47504653: "gpfs", 0x19830326: "beegfs", 0x18031977: "wekafs",
 	0x01021994: "tmpfs", 0x9123683e: "btrfs", 0x794c7630: "overlay", 0x65735546: "fuse", 0x958458f6: "hugetlbfs", 0x2fc12fc1: "zfs",
 }
 
-// statusOf is the bit of the driver's properties that reports support for a network file system.
+// statusOf is the bit in the driver's properties that is set if a network file system is supported.
 var statusOf = map[string]int{
 	"nfs": cufile.StatusNFS, "lustre": cufile.StatusLustre, "gpfs": cufile.StatusGPFS, "beegfs": cufile.StatusBeeGFS, "wekafs": cufile.StatusWeka,
 }
 
-// modeOf returns the path of a file's bytes. The library does not report it: if it cannot bypass
-// the host, it copies through the host and returns success. modeOf therefore applies the library's
-// own criteria: its configuration, the flags of the open, the abilities of its kernel module, and
-// the disk below the file system.
+// modeOf returns how a file's bytes are moved. The library does not report it: if it cannot bypass
+// the host, it copies through the host and returns success. Therefore modeOf applies the library's
+// own criteria: its configuration, the flags of the open file, the abilities of its kernel module,
+// and the disk below the file system.
 func (s *storageDriver) modeOf(f fileFacts) device.StorageMode {
 	compat := func(format string, args ...any) device.StorageMode {
 		return device.StorageMode{Reason: "compatibility mode: " + fmt.Sprintf(format, args...)}

@@ -8,14 +8,14 @@ import (
 	"github.com/kvlane/kvlane/internal/sys/nap"
 )
 
-// poller is an operation to wait for. It is an interface and not a function, so that waiting
-// allocates nothing.
+// poller is an operation that can be awaited. It is an interface instead of a function, so that
+// waiting allocates nothing.
 type poller interface {
 	poll() (done bool, err error)
 }
 
-// await polls p until it is done, fails, or ctx ends. In the last case it returns the context's
-// cause. due is the expected end, or zero. An operation that is already done is never reported as
+// await polls p until it is done or fails, or until ctx ends and await returns the cause of ctx.
+// due is the expected end, or zero. An operation that is already done is never reported as
 // canceled.
 func await(ctx context.Context, p poller, due time.Time) error {
 	start := time.Now()

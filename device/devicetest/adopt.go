@@ -15,7 +15,7 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// handler is a queue with a native handle, so that it can stand for a stream of the host program.
+// handler is a queue with a native handle, so that it can play a stream of the host program.
 type handler interface{ Handle() uintptr }
 
 // adopter returns the device as a device.StreamAdopter.
@@ -28,7 +28,7 @@ func (h *harness) adopter(t *testing.T) device.StreamAdopter {
 	return a
 }
 
-// adopt opens a queue that stands for a stream of the host program, and adopts it.
+// adopt opens a queue that plays a stream of the host program, and adopts it.
 func (h *harness) adopt(t *testing.T) (st device.HostStream, host device.Queue) {
 	t.Helper()
 	a := h.adopter(t)
@@ -42,8 +42,8 @@ func (h *harness) adopt(t *testing.T) (st device.HostStream, host device.Queue) 
 	return st, host
 }
 
-// word returns 64 zero bytes of pinned memory to wait on. Call it before adopt, so that it outlives
-// the queues.
+// word returns 64 zero bytes of pinned memory to wait for. Call it before adopt, so that it
+// outlives the queues.
 func (h *harness) word(t *testing.T) *mem.Region {
 	t.Helper()
 	return h.pinned(t, 64)
@@ -63,9 +63,9 @@ func release(t *testing.T, word *mem.Region) {
 // releaseWord releases all streams that wait for the first word.
 func releaseWord(word *mem.Region) { hostmem.StoreUint64(word.Bytes(), 1<<62) }
 
-// testWaitValue makes the host program's stream wait for a word that is first too small and then
-// reached. The CPU writes the word, then another queue. The test checks when the work behind the
-// wait is done.
+// testWaitValue makes the host program's stream wait for a word that first is too small and then
+// reaches the value, written by the CPU and then by another queue. The test checks when the work
+// behind the wait is done.
 func testWaitValue(t *testing.T, h *harness) {
 	word, d, p, verdict := h.word(t), h.device(t, 4096), h.pinned(t, 4096), h.pinned(t, 8)
 	st, host := h.adopt(t)
@@ -110,8 +110,8 @@ func testWaitValue(t *testing.T, h *harness) {
 	gated.Close()
 }
 
-// testWriteValue makes the host program's stream write its position. The word must not change
-// before the stream has reached that position, and must change once it has.
+// testWriteValue makes the host program's stream write a word. The word must not change before the
+// stream has reached the write, and must change afterwards.
 func testWriteValue(t *testing.T, h *harness) {
 	word := h.word(t)
 	st, host := h.adopt(t)
@@ -168,7 +168,7 @@ func testHostStreamRecord(t *testing.T, h *harness) {
 	must(t, host.Fill(mem.All(d), 1))
 	sync(t, host)
 	q := h.queue(t)
-	must(t, st.WaitValue(at, 1)) // stands for slow work of the host program
+	must(t, st.WaitValue(at, 1)) // plays slow work of the host program
 	must(t, host.Fill(mem.All(d), 2))
 	e, err := st.Record()
 	must(t, err)
@@ -187,8 +187,8 @@ func testHostStreamRecord(t *testing.T, h *harness) {
 	copied.Close()
 }
 
-// testBlockedQueueClose closes a queue with work that cannot run yet. Close times out, changes
-// nothing, and succeeds later.
+// testBlockedQueueClose closes a queue with work that cannot run yet. Close must time out without
+// effect, and succeed later.
 func testBlockedQueueClose(t *testing.T, h *harness) {
 	word, d, p := h.word(t), h.device(t, 4096), h.pinned(t, 4096)
 	a := h.adopter(t)
@@ -254,14 +254,14 @@ func testAdoptRefuses(t *testing.T, h *harness) {
 	e.Close()
 }
 
-// parkedStreams is the number of streams of the program that wait, if the device's limit allows as
-// many.
+// parkedStreams is the number of waiting streams of the program, unless the device's limit is
+// lower.
 const parkedStreams = 32
 
-// testParked parks streams of the host program. Meanwhile two queues, opened earlier, do all that
-// queues can, alone and both at a time. None of their work may wait for the streams. The streams
-// have kernels behind their waits, and one also has copies. Copies behind a wait occupy queues of
-// copy engines, which are fewer.
+// testParked makes streams of the host program wait. Meanwhile two queues, opened earlier, do all
+// that queues can, alone and both at a time. None of their work may wait for the streams. The
+// streams have kernels behind their waits, and one also has copies. There are fewer hardware queues
+// for copies than for kernels.
 func testParked(t *testing.T, h *harness) {
 	const n = 1 << 20
 	streams := min(parkedStreams, h.adopter(t).WaitLimit())
@@ -321,8 +321,8 @@ func (h *harness) prepared(t *testing.T) device.Queue {
 	return q
 }
 
-// within fails the test if f takes too long, and then releases the parked streams, because f may be
-// in a driver call that would not return otherwise.
+// within fails the test if f takes too long, and then releases the waiting streams, because f may
+// be in a driver call that would not return otherwise.
 func within(t *testing.T, word *mem.Region, f func()) {
 	t.Helper()
 	stuck := time.AfterFunc(patience/6, func() {

@@ -12,11 +12,11 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// lengths around the widths in which hardware and kernels copy.
+// lengths are near the widths in which hardware and kernels copy.
 var lengths = []int64{1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 33, 64, 127, 256, 511, 4095, 4096, 4097, 65537}
 
-// testCopy copies bytes from pinned memory to the device, across it, and back to pinned memory, at
-// unaligned offsets. It checks that the bytes around them stay unchanged.
+// testCopy copies bytes from pinned memory to the device, within the device, and back to pinned
+// memory, at unaligned offsets. It checks that the surrounding bytes stay unchanged.
 func testCopy(t *testing.T, h *harness) {
 	const room = 96 << 10
 	q := h.queue(t)

@@ -12,17 +12,17 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// patience is how long a test waits for work that must complete.
+// patience is the maximum wait for work that must complete.
 const patience = 30 * time.Second
 
-// glance is how long a test observes work that must not complete.
+// glance is the time for which a test observes work that must not complete.
 const glance = 20 * time.Millisecond
 
-// guardByte fills destinations outside the bytes that may be written.
+// guardByte fills the parts of destinations that must not be written.
 const guardByte = 0xee
 
-// Run runs the suite. open opens a device, and the suite closes it. Run calls open many times. Some
-// tests have two devices open at the same time, which may be the same GPU.
+// Run runs the suite. It calls open for every test; some tests need two open devices, which may be
+// the same GPU. The suite closes the devices.
 func Run(t *testing.T, open func(t *testing.T) device.Device) {
 	t.Helper()
 	tests := []struct {
@@ -106,8 +106,8 @@ func newHarness(open func(t *testing.T) device.Device) *harness {
 	return &harness{open: open, rng: rand.New(seeded), bytes: seeded}
 }
 
-// another opens a device and closes it at the end of the test. By then all its queues and regions
-// must be released.
+// another opens a device and closes it at the end of the test. All its queues and regions must be
+// released by then.
 func (h *harness) another(t *testing.T) device.Device {
 	t.Helper()
 	d := h.open(t)
@@ -182,7 +182,7 @@ func (h *harness) random(b []byte) {
 	_, _ = h.bytes.Read(b) // never fails
 }
 
-// fillBytes sets every byte of b to v, mostly by copying, because suites also run under the race
+// fillBytes sets every byte of b to v, mostly by copying, which is fast even under the race
 // detector.
 func fillBytes(b []byte, v byte) {
 	if len(b) == 0 {
@@ -222,8 +222,7 @@ func wait(t *testing.T, e device.Event) error {
 	return e.Wait(ctx)
 }
 
-// put copies b to the start of r, and get returns the first n bytes of r, each through its own
-// pinned buffer.
+// put copies b to the start of r through a pinned buffer.
 func (h *harness) put(t *testing.T, q device.Queue, r *mem.Region, b []byte) {
 	t.Helper()
 	p, err := h.dev.AllocHost(int64(len(b)))

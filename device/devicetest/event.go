@@ -24,7 +24,7 @@ func skipBatch(t *testing.T) {
 func testEvent(t *testing.T, h *harness) {
 	const n = 32 << 20
 	q, d, p := h.queue(t), h.device(t, n), h.pinned(t, n)
-	sync(t, q) // nothing enqueued yet
+	sync(t, q) // nothing is enqueued yet
 
 	var events []device.Event
 	for i := range 8 {
@@ -64,7 +64,7 @@ func testCrossQueueWait(t *testing.T, h *harness) {
 		must(t, q2.Copy(mem.All(p), mem.All(d)))
 		e2, err := q2.Record()
 		must(t, err)
-		must(t, q1.Wait(e2)) // without it, the next fill would overtake the copy
+		must(t, q1.Wait(e2)) // otherwise the next fill would overtake the copy
 		must(t, wait(t, e2))
 		if got := p.Bytes(); got[0] != byte(i) || got[n-1] != byte(i) || bytes.Count(got, []byte{byte(i)}) != n {
 			t.Fatalf("round %d: the second queue did not wait for the first", i)
@@ -78,7 +78,7 @@ func testCrossQueueWait(t *testing.T, h *harness) {
 	}
 }
 
-// foreignEvent belongs to no device.
+// foreignEvent is an event that belongs to no device.
 type foreignEvent struct{}
 
 func (foreignEvent) Done() (bool, error)        { return true, nil }
@@ -125,7 +125,7 @@ func testThreads(t *testing.T, h *harness) {
 	for w := range workers {
 		wg.Go(func() {
 			if w%2 == 0 {
-				runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
+				runtime.LockOSThread() // never unlocked, so that the thread ends with the goroutine
 			}
 			q, err := h.dev.OpenQueue(device.QueueOptions{})
 			if err != nil {
@@ -202,7 +202,7 @@ func roundTrip(ctx context.Context, d device.Device, q device.Queue, v byte) (er
 	return nil
 }
 
-// notDone fails the test if e is done now or a moment later.
+// notDone fails the test if e is done now or within a short time.
 func notDone(t *testing.T, what string, e device.Event) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), glance)

@@ -75,7 +75,7 @@ func testCopyListAlignments(t *testing.T, h *harness, name string) {
 	}
 }
 
-// testCopyListLong launches one kernel with more pieces than any grid has threads.
+// testCopyListLong launches one kernel with more pieces than a grid has threads.
 func testCopyListLong(t *testing.T, h *harness, name string) {
 	const pieces, n = 60_000, 100
 	q := h.launcher(t)
@@ -185,8 +185,8 @@ func pagedArgs(g *mem.PageGroup, dir mem.Direction, planes, pairs *mem.Region) d
 	}
 }
 
-// testCopyPaged copies two groups in each direction. It compares all of their memory, copied or
-// not, with the result of mem.Paged.
+// testCopyPaged copies two groups in each direction. It compares all of their memory, including
+// unchanged bytes, with a copy by mem.Paged.
 func testCopyPaged(t *testing.T, h *harness, name string) {
 	if mem.ToSlots != 1 || mem.ToPages != 2 {
 		t.Fatal("directions of the kernel and of package mem differ")
@@ -221,7 +221,7 @@ func testCopyPaged(t *testing.T, h *harness, name string) {
 	}
 }
 
-// randomize fills r with random bytes and keeps them in model.
+// randomize fills r with random bytes and stores them in model.
 func (h *harness) randomize(t *testing.T, q device.Queue, model map[*mem.Region][]byte, r *mem.Region) {
 	t.Helper()
 	b := make([]byte, r.Len())

@@ -11,8 +11,7 @@ import (
 )
 
 // testCopyParts copies several groups of pages in one launch. Once a part's words are 1, its bytes
-// and sums are complete. Parts that complete later cannot change them, because parts share no
-// memory.
+// and sums must be complete.
 func testCopyParts(t *testing.T, h *harness, name string) {
 	for _, dir := range []mem.Direction{mem.ToSlots, mem.ToPages} {
 		for _, ctas := range []int{1, 3, 16} {
@@ -64,7 +63,7 @@ func newParts(t *testing.T, h *harness, q device.Launcher, name string, dir mem.
 	return p
 }
 
-// describe writes part i.
+// describe writes the descriptor of part i.
 func (p *parts) describe(i int, g *mem.PageGroup) {
 	t, h := p.t, p.h
 	t.Helper()
@@ -117,8 +116,8 @@ func (p *parts) run(ctas int) {
 	}
 }
 
-// watch waits for the words of each part. It then checks the part's sums at once, and its slots if
-// the host can read them.
+// watch waits for the words of each part, and then checks the part's sums at once, and its slots if
+// the host can access them.
 func (p *parts) watch(done []byte, ctas int) {
 	t := p.t
 	t.Helper()

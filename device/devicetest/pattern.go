@@ -10,7 +10,7 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// patternBytes returns the pattern of plane p of a page, as device.KernelPatternFill is specified.
+// patternBytes returns the pattern of plane p of a page, as specified for device.KernelPatternFill.
 func patternBytes(seed uint64, p int, n int64) []byte {
 	b := make([]byte, 0, n+7)
 	for o := int64(0); o < n; o += 8 {
@@ -90,8 +90,8 @@ func testPatternFill(t *testing.T, h *harness) {
 	}
 }
 
-// testPatternCheck corrupts known numbers of bytes of some pages, in all regions of a plane, and
-// compares the counters.
+// testPatternCheck corrupts known numbers of bytes in some pages, in different parts of a plane,
+// and compares the counters.
 func testPatternCheck(t *testing.T, h *harness) {
 	for _, c := range pagedCases() {
 		t.Run(c.name, func(t *testing.T) {

@@ -9,7 +9,7 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// RunPeers tests two devices of one implementation that can reach each other's memory. open opens
+// RunPeers tests two devices of one implementation that can access each other's memory. open opens
 // them, with different indexes and without access; the suite closes them.
 func RunPeers(t *testing.T, open func(t *testing.T) (a, b device.Peerer)) {
 	t.Helper()
@@ -50,7 +50,7 @@ func testPeerRefuses(t *testing.T, a, b device.Peerer) {
 	}
 }
 
-// memoryOf returns a region that claims to be memory of the device of that index.
+// memoryOf returns a region of kind device that names this device index.
 func memoryOf(t *testing.T, index int, o *mem.Origin) *mem.Region {
 	t.Helper()
 	r, err := mem.NewRegion(mem.RegionSpec{Kind: mem.KindDevice, Device: index, Len: 1, Dev: 4096, Origin: o})
@@ -74,8 +74,8 @@ func testPeerOneWay(t *testing.T, a, b device.Peerer) {
 	}
 }
 
-// testPeerCopies copies to and from the peer in every way that a queue has, with both sorts of
-// memory, allocated before and after access was enabled.
+// testPeerCopies copies to and from the peer in all ways that a queue supports, with plain and
+// shareable memory, allocated before and after access was enabled.
 func testPeerCopies(t *testing.T, a, b device.Peerer) {
 	h, o := newPeerHarness(a), newPeerHarness(b)
 	const n = 1 << 20
@@ -116,7 +116,7 @@ func newPeerHarness(d device.Device) *harness {
 	return h
 }
 
-// means are the ways in which a queue copies.
+// means returns the ways in which a queue copies.
 func (h *harness) means(t *testing.T, q device.Queue) map[string]func(dst, src mem.Extent) error {
 	t.Helper()
 	all := map[string]func(dst, src mem.Extent) error{"a copy engine": q.Copy}

@@ -63,8 +63,8 @@ func checkDMABuf(t *testing.T, fd int, off int64, e mem.Extent) {
 	}
 }
 
-// testFlushRemoteWrites cannot write as a NIC does. It only checks that the results of the two
-// methods agree.
+// testFlushRemoteWrites only checks that the results of the two methods agree, because it cannot
+// write like a NIC.
 func testFlushRemoteWrites(t *testing.T, h *harness) {
 	open := func(d device.Device) device.RemoteWriteFlusher {
 		f, ok := d.(device.RemoteWriteFlusher)

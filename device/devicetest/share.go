@@ -23,8 +23,8 @@ func sharer(t *testing.T, d device.Device) device.Sharer {
 	return s
 }
 
-// exported allocates memory that is shared by a handle of that type, and exports it from off. If
-// the machine lacks the type, ok is false.
+// exported allocates memory for sharing by handles of this type, and exports it from off. If the
+// machine does not support the type, ok is false.
 func (h *harness) exported(t *testing.T, n, off int64, by device.HandleType) (r *mem.Region, out device.Handle, ok bool) {
 	t.Helper()
 	s := sharer(t, h.dev)
@@ -74,7 +74,7 @@ func imported(t *testing.T, dev device.Device, in device.Handle) *mem.Region {
 }
 
 // testShareMemory checks that another device, or the same GPU opened again, reads the bytes that
-// one device writes, and the reverse.
+// one device has written, and the reverse.
 func testShareMemory(t *testing.T, h *harness) {
 	const n, off = 1<<20 + 100, 12345
 	worked := 0
@@ -118,7 +118,7 @@ func testShareOutlives(t *testing.T, h *harness) {
 	const n = 4 << 20
 	for _, by := range sharer(t, h.dev).HandleTypes() {
 		if by == device.HandleCUDAIPC {
-			continue // the exporter must not free memory before its importers
+			continue // importers must release such memory before the exporter frees it
 		}
 		r, handle, ok := h.exported(t, n, 0, by)
 		if !ok {
@@ -141,8 +141,8 @@ func testShareOutlives(t *testing.T, h *harness) {
 	}
 }
 
-// testShareRefuses checks that an export or import that is impossible returns an error at once and
-// leaves nothing behind.
+// testShareRefuses checks that an impossible export or import returns an error at once and leaks
+// nothing.
 func testShareRefuses(t *testing.T, h *harness) {
 	s := sharer(t, h.dev)
 	pinned := h.pinned(t, 4096)
@@ -168,7 +168,7 @@ func testShareRefuses(t *testing.T, h *harness) {
 		}
 		must(t, null.Close())
 	}
-	// Memory allocated for one type has no handle of another.
+	// Memory that was allocated for one type has no handle of another.
 	for _, by := range s.HandleTypes() {
 		r, err := s.Alloc(4096, device.AllocOptions{Shareable: true, Handle: by})
 		if errors.Is(err, errdefs.ErrNotSupported) {

@@ -38,7 +38,7 @@ func take(t *testing.T, p *signal.Pool, steps int) *signal.Signal {
 	return s
 }
 
-// verdict fails the test if a signal reports another result for a step.
+// verdict fails the test if a signal reports a different result for a step.
 func verdict(t *testing.T, s *signal.Signal, step int, known bool, want error) {
 	t.Helper()
 	if k, err := s.Verdict(step); k != known || !errors.Is(err, want) {
@@ -80,7 +80,7 @@ func testSignalSteps(t *testing.T, h *harness) {
 		if got := out.Bytes()[i*n:][:n]; bytes.Count(got, []byte{byte(i + 1)}) != n {
 			t.Errorf("layer %d: the program read old bytes", i)
 		}
-		s.Advance(i) // the signal is already further
+		s.Advance(i) // the signal has already advanced further
 	}
 	notDone(t, "the last layer has not come", passed[layers-1])
 	s.Set(errdefs.ErrCorrupt)
@@ -103,8 +103,8 @@ func testSignalSteps(t *testing.T, h *harness) {
 	}
 }
 
-// testSignalReuse moves the only word of a pool from one signal to the next, before a stream has
-// reached its wait for the first.
+// testSignalReuse reuses the only word of a pool for a second signal, before a stream has reached
+// its wait for the first.
 func testSignalReuse(t *testing.T, h *harness) {
 	word, marks := h.word(t), h.pinned(t, 64)
 	st, host := h.adopt(t)
@@ -112,7 +112,7 @@ func testSignalReuse(t *testing.T, h *harness) {
 	release(t, word)
 	p := h.pool(t, 1)
 	first := take(t, p, 3)
-	must(t, waiting.WaitValue(extent(word, 0, 8), 1)) // stands for much earlier work of the stream
+	must(t, waiting.WaitValue(extent(word, 0, 8), 1)) // plays much earlier work of the stream
 	must(t, first.Block(waiting, 3))
 	must(t, waitingHost.Fill(extent(marks, 0, 1), 1))
 	passed, err := waitingHost.Record()
@@ -153,8 +153,8 @@ func testSignalReuse(t *testing.T, h *harness) {
 	blocked.Close()
 }
 
-// testSignalPoolClose closes a pool while streams wait. The streams continue, and the words stay
-// until they have.
+// testSignalPoolClose closes a pool while streams wait. The streams must continue, and the words
+// must stay until then.
 func testSignalPoolClose(t *testing.T, h *harness) {
 	word, marks := h.word(t), h.pinned(t, 64)
 	st, host := h.adopt(t)

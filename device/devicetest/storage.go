@@ -17,7 +17,7 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// fileBytes is the length of the files of these tests. It is aligned to nothing.
+// fileBytes is the length of the test files. It is unaligned.
 const fileBytes = 1<<20 + 4096 + 777
 
 // storageOpener returns the device as a device.StorageOpener.
@@ -30,8 +30,8 @@ func (h *harness) storageOpener(t *testing.T) device.StorageOpener {
 	return o
 }
 
-// storage opens the device's storage until the end of the test. Call it before resources that must
-// be released earlier.
+// storage opens the device's storage until the end of the test. Call it before creating resources
+// that must be released earlier.
 func (h *harness) storage(t *testing.T) device.Storage {
 	t.Helper()
 	st, err := h.storageOpener(t).OpenStorage(device.StorageOptions{})
@@ -47,7 +47,7 @@ func (h *harness) storage(t *testing.T) device.Storage {
 	return st
 }
 
-// tempFile makes a file of random bytes and returns it with its bytes. It opens the file with
+// tempFile creates a file of random bytes and returns it with its bytes. It opens the file with
 // O_DIRECT if the file system supports that.
 func (h *harness) tempFile(t *testing.T) (*os.File, []byte) {
 	t.Helper()
@@ -91,7 +91,7 @@ func closeFile(t *testing.T, sf device.StorageFile) error {
 	return sf.Close(ctx)
 }
 
-// enqueuer registers a file with transfers that queues run.
+// enqueuer registers a file for transfers on queues.
 func enqueuer(t *testing.T, st device.Storage, f *os.File) device.StorageEnqueuer {
 	t.Helper()
 	e, ok := register(t, st, f).(device.StorageEnqueuer)
@@ -114,7 +114,7 @@ func ended(t *testing.T, x device.Transfer) (int64, error) {
 	return n, err
 }
 
-// mover reads and writes by calls, or by a queue.
+// mover reads and writes by calls, or on a queue.
 type mover struct {
 	name        string
 	read, write func(e mem.Extent, off int64) (int64, error)
@@ -140,8 +140,8 @@ func movers(t *testing.T, q device.Queue, sf device.StorageFile) []mover {
 	return append(m, mover{"queue", by(e.EnqueueRead), by(e.EnqueueWrite)})
 }
 
-// testStorageMoves reads and writes pieces of all alignments, and checks that bytes around them do
-// not change.
+// testStorageMoves reads and writes pieces of all alignments, and checks that the surrounding bytes
+// do not change.
 func testStorageMoves(t *testing.T, h *harness) {
 	st := h.storage(t)
 	f, want := h.tempFile(t)
@@ -221,7 +221,7 @@ func testStorageShort(t *testing.T, h *harness) {
 	}
 }
 
-// testStorageRefuses checks that a refused call affects no other call.
+// testStorageRefuses checks that a refused call does not affect other calls.
 func testStorageRefuses(t *testing.T, h *harness) {
 	st := h.storage(t)
 	f, _ := h.tempFile(t)
@@ -259,7 +259,7 @@ func testStorageRefuses(t *testing.T, h *harness) {
 		}
 	}
 
-	// The file is open for reading only: its write fails, and nothing else does.
+	// The file is open read-only, so its write must fail without other effects.
 	ro, err := os.Open(f.Name())
 	must(t, err)
 	defer func() { must(t, ro.Close()) }()
@@ -346,8 +346,8 @@ func testStorageBuffers(t *testing.T, h *harness) {
 	}
 }
 
-// testStorageManyFiles registers one file several times, and others, and uses all of them after the
-// path is removed.
+// testStorageManyFiles registers one file several times, and other files, and uses all of them
+// after the path was removed.
 func testStorageManyFiles(t *testing.T, h *harness) {
 	st := h.storage(t)
 	f, want := h.tempFile(t)

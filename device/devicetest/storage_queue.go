@@ -12,7 +12,7 @@ import (
 )
 
 // testStorageQueueOrder checks that transfers run in order with other work of the queue. The queue
-// is held until all work is enqueued.
+// is blocked until all work is enqueued.
 func testStorageQueueOrder(t *testing.T, h *harness) {
 	st := h.storage(t)
 	f, want := h.tempFile(t)
@@ -48,7 +48,7 @@ func testStorageQueueOrder(t *testing.T, h *harness) {
 	diff(t, "the file", contents(t, f), want)
 }
 
-// blockedQueue is a queue that can be stopped. Allocate everything before block: a driver may block
+// blockedQueue is a queue that can be blocked. Allocate everything before block: a driver may block
 // allocations while a stream waits.
 type blockedQueue struct {
 	device.Queue
@@ -64,7 +64,7 @@ func (h *harness) blockedQueue(t *testing.T) *blockedQueue {
 	return &blockedQueue{q, st, word}
 }
 
-// block stops the queue until release.
+// block blocks the queue until release.
 func (q *blockedQueue) block(t *testing.T) {
 	t.Helper()
 	must(t, q.st.WaitValue(extent(q.word, 0, 8), 1))
@@ -72,7 +72,7 @@ func (q *blockedQueue) block(t *testing.T) {
 
 func (q *blockedQueue) release() { releaseWord(q.word) }
 
-// warm moves a few bytes on each queue, so that the library has made its first-use allocations.
+// warm moves a few bytes on each queue, so that the library makes its first-use allocations.
 func warm(t *testing.T, sf device.StorageEnqueuer, r *mem.Region, queues ...device.Queue) {
 	t.Helper()
 	for _, q := range queues {
@@ -83,8 +83,8 @@ func warm(t *testing.T, sf device.StorageEnqueuer, r *mem.Region, queues ...devi
 	}
 }
 
-// testStorageWordsLive closes transfers before the queue runs them, and then makes as many others.
-// Each must move the bytes that it was enqueued for.
+// testStorageWordsLive closes transfers before the queue runs them, and then starts as many others.
+// Each must move the bytes for which it was enqueued.
 func testStorageWordsLive(t *testing.T, h *harness) {
 	st := h.storage(t)
 	f, want := h.tempFile(t)
@@ -121,7 +121,7 @@ func testStorageWordsLive(t *testing.T, h *harness) {
 	}
 }
 
-// testStorageClose closes files and the storage, while they are in use and after it.
+// testStorageClose closes files and the storage, while they are in use and afterwards.
 func testStorageClose(t *testing.T, h *harness) {
 	st := h.storage(t)
 	f, want := h.tempFile(t)

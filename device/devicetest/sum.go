@@ -12,7 +12,7 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// needKernel skips the test if the device lacks an optional kernel.
+// needKernel skips the test if the device does not support an optional kernel.
 func needKernel(t *testing.T, q device.Launcher, name string) {
 	t.Helper()
 	if l, ok := q.(device.KernelLister); !ok || !l.HasKernel(name) {
@@ -20,7 +20,7 @@ func needKernel(t *testing.T, q device.Launcher, name string) {
 	}
 }
 
-// noSum fills the words of sums that no kernel may write.
+// noSum fills the words that no kernel may write.
 const noSum = 0x5555_aaaa_5555_aaaa
 
 // sums returns pinned memory for n sums, and for a few more that must stay unchanged.
@@ -92,8 +92,8 @@ func testCopyListSum(t *testing.T, h *harness, name string) {
 	}
 }
 
-// sumCases have planes of one leaf and of many. One plane is not a multiple of a leaf, so that its
-// end has no sum.
+// sumCases have planes of one leaf and of many. The length of one plane is not a multiple of a
+// leaf, so that its end has no sum.
 func sumCases() []pagedCase {
 	const leaf = device.LeafBytes
 	return []pagedCase{

@@ -11,17 +11,17 @@ import (
 )
 
 const (
-	// most is the largest number of goroutines that share work, limited by GOMAXPROCS. A few
+	// most is the maximum number of goroutines that share work; GOMAXPROCS may lower it. A few
 	// goroutines saturate the memory bus.
 	most = 8
-	// share is the least amount of bytes that justifies another goroutine, which takes a few
-	// microseconds to start.
+	// share is the minimum number of bytes for another goroutine, which takes a few microseconds to
+	// start.
 	share = 512 << 10
-	// pieceBytes is the longest piece of a copy that is not divided further.
+	// pieceBytes is the maximum length of a piece that is not divided further.
 	pieceBytes = 1 << 20
 )
 
-// crew is the machines that run a queue's work in parallel.
+// crew holds the machines that run a queue's work in parallel.
 type crew []kernel.Machine
 
 func (c *crew) muster() {
@@ -32,8 +32,8 @@ func (c *crew) muster() {
 	(*c)[0].Divide = c.divide
 }
 
-// divide runs f over the range 0 to n, which represents the given bytes. It splits the range into
-// parallel parts if it is large enough.
+// divide calls f for the range 0 to n, which stands for this number of bytes. It splits the range
+// into parallel parts if it is large enough.
 func (c crew) divide(n, bytes uint64, f func(m *kernel.Machine, from, to uint64) error) error {
 	parts := min(uint64(runtime.GOMAXPROCS(0)), most, n, bytes/share)
 	if parts < 2 {
@@ -67,13 +67,13 @@ func cut(pieces []kernel.Piece, p kernel.Piece) []kernel.Piece {
 	for ; p.N > pieceBytes; p = (kernel.Piece{Dst: p.Dst + pieceBytes, Src: p.Src + pieceBytes, N: p.N - pieceBytes}) {
 		pieces = append(pieces, kernel.Piece{Dst: p.Dst, Src: p.Src, N: pieceBytes})
 	}
-	if p.N > 0 { // an empty piece is not checked
+	if p.N > 0 { // an empty piece needs no check
 		pieces = append(pieces, p)
 	}
 	return pieces
 }
 
-// copy copies the pieces, which have the given bytes in total.
+// copy copies the pieces. bytes is their total length.
 func (c crew) copy(pieces []kernel.Piece, bytes uint64) error {
 	return guarded(func() error {
 		return c.divide(uint64(len(pieces)), bytes, func(m *kernel.Machine, from, to uint64) error {

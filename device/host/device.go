@@ -29,13 +29,13 @@ type Device struct {
 	closed    bool
 	nextQueue int
 	queues    map[*Queue]bool      // open
-	spans     map[*mem.Region]span // not freed
+	spans     map[*mem.Region]span // regions that are not freed
 }
 
 var _ device.Device = (*Device)(nil)
 
-// Open opens the device; the caller closes it. A process may open it several times: each has its
-// own regions and queues.
+// Open opens the device; the caller closes it. A process may open it several times, each with
+// separate regions and queues.
 func Open() (*Device, error) {
 	var memory unix.Sysinfo_t
 	var kernel unix.Utsname
@@ -63,7 +63,7 @@ func cpuName() string {
 	return runtime.GOARCH + " CPU"
 }
 
-// Info describes the device. It has no copy engines, because the CPU copies.
+// Info describes the device. The number of copy engines is zero, because the CPU copies.
 func (d *Device) Info() device.Info { return d.info }
 
 // OpenQueue opens a *Queue, which also implements device.BatchCopier and device.Launcher. The
@@ -92,7 +92,7 @@ func (d *Device) forget(q *Queue) {
 }
 
 // Close waits for running work. Enqueued work fails with ErrClosed. Close frees all memory, and
-// returns an error for open queues and regions that were not freed.
+// returns an error if queues are open or regions were not freed.
 func (d *Device) Close() error {
 	d.mu.Lock()
 	if d.closed {

@@ -17,7 +17,7 @@ import (
 // span is the memory of a region.
 type span struct {
 	bytes []byte
-	owned bool // the device mapped it, not the caller of RegisterHost
+	owned bool // mapped by the device; otherwise by the caller of RegisterHost
 	kind  leak.Kind
 }
 
@@ -55,8 +55,8 @@ func (d *Device) alloc(kind mem.Kind, counted leak.Kind, bytes int64) (*mem.Regi
 	return r, nil
 }
 
-// RegisterHost names b as pinned memory, which the caller still owns. It returns ErrInvalid for Go
-// heap memory, and ErrExists for memory that overlaps other pinned memory.
+// RegisterHost returns a region of pinned memory for b, which the caller still owns. It returns
+// ErrInvalid for Go heap memory, and ErrExists for memory that overlaps other pinned memory.
 func (d *Device) RegisterHost(b []byte) (*mem.Region, error) {
 	var err error
 	var r *mem.Region
@@ -74,7 +74,7 @@ func (d *Device) RegisterHost(b []byte) (*mem.Region, error) {
 	return r, nil
 }
 
-// addRegion makes the region of s and records it.
+// addRegion creates the region of s and records it.
 func (d *Device) addRegion(kind mem.Kind, s span) (*mem.Region, error) {
 	at := hostmem.Addr(s.bytes)
 	spec := mem.RegionSpec{Kind: kind, Len: int64(len(s.bytes)), Dev: mem.DevAddr(at)}
@@ -115,7 +115,7 @@ func (d *Device) Free(r *mem.Region) error {
 	return nil
 }
 
-// release frees the memory of r, which is no longer registered.
+// release frees the memory of r, which is no longer in spans.
 func (s span) release(r *mem.Region) error {
 	leak.Add(s.kind, -r.Len())
 	if !s.owned {
@@ -125,7 +125,8 @@ func (s span) release(r *mem.Region) error {
 }
 
 // check returns the errors of an extent that can be detected before its use. Memory of kind device
-// need not be allocated by the device: memory of the host program is named by its address.
+// need not be allocated by the device, because the address of any memory of the host program is
+// valid.
 func (d *Device) check(e mem.Extent) error {
 	if err := e.Validate(); err != nil {
 		return err
@@ -140,13 +141,13 @@ func (d *Device) check(e mem.Extent) error {
 	return nil
 }
 
-// space is the process's address space.
+// space implements kernel.Memory for the process's address space.
 type space struct{}
 
 var _ kernel.Memory = space{}
 
-// lowest is below every address that the kernel maps for a process. A fault below it would look
-// like a nil pointer.
+// lowest is below every address that the kernel maps for a process. A fault below it would be
+// reported as a nil pointer.
 const lowest = 1 << 12
 
 // Bytes implements kernel.Memory. It detects only errors that are visible without an access.

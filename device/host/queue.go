@@ -21,13 +21,13 @@ type Queue struct {
 	mu       sync.Mutex
 	ops      []op // not started
 	freeOps  []op // reused as the next ops
-	running  bool // a goroutine runs the work
+	running  bool // a goroutine is running the work
 	err      error
-	reported bool // a caller has received err
+	reported bool // err was returned to a caller
 	closed   bool
 }
 
-// op is one unit of work. With an event, it marks the end of all earlier work.
+// op is one unit of work. If event is set, it marks the end of all earlier work.
 type op struct {
 	name  string
 	run   func() error
@@ -106,7 +106,7 @@ func (q *Queue) Launch(k *device.Kernel) error {
 	return q.enqueue(op{name: k.Name, run: func() error { return q.crew.launch(named, &args, ctas) }})
 }
 
-// Record returns an event. It also works on a broken queue: the event then has the queue's error.
+// Record returns an event. It also works on a broken queue, whose events return the queue's error.
 func (q *Queue) Record() (device.Event, error) {
 	e := newEvent(q)
 	if err := q.enqueue(op{name: "record event", event: e}); err != nil {
@@ -116,8 +116,8 @@ func (q *Queue) Record() (device.Event, error) {
 	return e, nil
 }
 
-// Wait makes later work wait for e, of any queue of any host device. If e's work failed, this queue
-// fails too, because later work would use bytes that never arrived.
+// Wait makes later work wait for e, an event of any queue of any host device. If e's work failed,
+// this queue fails too, because later work would use bytes that were not copied.
 func (q *Queue) Wait(e device.Event) error {
 	ev, ok := e.(*Event)
 	if !ok || ev == nil {
@@ -137,7 +137,7 @@ func (q *Queue) Wait(e device.Event) error {
 }
 
 // Close waits until the queue is idle and closes it. It returns a failure that no event and no call
-// has reported.
+// has returned.
 func (q *Queue) Close(ctx context.Context) error {
 	idle := newEvent(q)
 	defer idle.Close()
@@ -182,7 +182,8 @@ func (q *Queue) enqueue(o op) error {
 	return nil
 }
 
-// push appends o, and starts the goroutine that runs it if none is running. The caller holds mu.
+// push appends o, and starts a goroutine unless one is already running the work. The caller holds
+// mu.
 func (q *Queue) push(o op) {
 	q.ops = append(q.ops, o)
 	if !q.running {
@@ -233,7 +234,7 @@ func (q *Queue) fail(err error) {
 	}
 }
 
-// abandon ends the queue of a closing device. Work that has not started fails.
+// abandon closes the queue of a closing device. Work that has not started fails.
 func (q *Queue) abandon() {
 	q.fail(errClosed())
 	q.mu.Lock()
@@ -266,7 +267,7 @@ func (e *Event) Done() (bool, error) {
 }
 
 // Wait waits until the work has completed and returns its error. If ctx ends first, Wait returns
-// the context's cause.
+// the cause of ctx.
 func (e *Event) Wait(ctx context.Context) error {
 	if done, err := e.Done(); done {
 		return err
@@ -279,7 +280,7 @@ func (e *Event) Wait(ctx context.Context) error {
 	}
 }
 
-// verdict returns the error of a completed event, and marks the queue's failure as reported.
+// verdict returns the error of a completed event, and marks the queue's failure as returned.
 func (e *Event) verdict() error {
 	if e.err != nil {
 		e.queue.mu.Lock()
@@ -289,5 +290,5 @@ func (e *Event) verdict() error {
 	return e.err
 }
 
-// Close releases the event. A queue that waits for it keeps waiting.
+// Close releases the event. A queue that waits for it continues to wait.
 func (e *Event) Close() { e.once.Do(func() { leak.Add(leak.Events, -1) }) }

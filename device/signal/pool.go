@@ -12,44 +12,44 @@ import (
 )
 
 const (
-	// MaxWords is the largest number of words of a pool.
+	// MaxWords is the maximum number of words of a pool.
 	MaxWords = 1 << 20
-	// lineBytes is the distance between words. The CPU writes one word while the GPU polls or
-	// writes the next.
+	// lineBytes is the distance between words: a cache line, because the CPU writes one word while
+	// the GPU polls or writes the next.
 	lineBytes = 64
 )
 
 // word is a location in pinned memory. One signal owns it at a time.
 type word struct {
-	at    mem.Extent
-	come  mem.Extent // written by streams: the value that they have reached a wait for
-	value uint64     // value while no signal owns the word
+	at     mem.Extent
+	wanted mem.Extent // written by streams: the value for which they have begun to wait
+	value  uint64     // value while no signal owns the word
 }
 
 // Pool is a set of words that streams of the host program wait for.
 type Pool struct {
 	dev    device.Device
-	limit  int         // of waiting streams
-	region *mem.Region // nil once it is freed; guarded by closer
+	limit  int         // maximum number of waiting streams
+	region *mem.Region // nil after it was freed; guarded by closer
 	words  chan *word  // words that no signal owns
 	down   chan struct{}
-	closer chan struct{} // token: one Close at a time
+	closer chan struct{} // holds a token during Close
 
-	mu      sync.Mutex
-	closed  bool
-	holding sync.WaitGroup // calls of Hold that began before closed was set
-	out     map[*Signal]struct{}
-	streams map[device.HostStream]*passage
+	mu       sync.Mutex
+	closed   bool
+	blocking sync.WaitGroup // calls of Block that began before closed was set
+	inUse    map[*Signal]struct{}
+	streams  map[device.HostStream]*streamWaits
 }
 
-// passage is the state of a stream's waits.
-type passage struct {
-	holders int // calls of Hold that use it; guarded by Pool.mu
+// streamWaits is the state of a stream's waits.
+type streamWaits struct {
+	blockers int // number of running calls of Block; guarded by Pool.mu
 
-	// held while operations are enqueued on the stream, so that last follows all of them
+	// mu is held while operations are enqueued on the stream, so that last follows all of them.
 	mu   sync.Mutex
 	last device.Event // done when the stream has passed all waits; nil if it has none
-	lost error        // why no event follows the waits
+	lost error        // why no event follows the waits, or nil
 }
 
 // Open pins a pool of words. The number of words limits the number of signals in use. The pool does
@@ -69,20 +69,20 @@ func Open(dev device.Device, words int) (*Pool, error) {
 	}
 	p := &Pool{
 		dev: dev, limit: a.WaitLimit(), region: r, words: make(chan *word, words), down: make(chan struct{}), closer: make(chan struct{}, 1),
-		out: make(map[*Signal]struct{}), streams: make(map[device.HostStream]*passage),
+		inUse: make(map[*Signal]struct{}), streams: make(map[device.HostStream]*streamWaits),
 	}
 	for i := range words {
 		at := mem.Extent{Region: r, Off: int64(i) * 2 * lineBytes, Len: wordBytes}
-		come := at
-		come.Off += lineBytes
-		p.words <- &word{at: at, come: come}
+		wanted := at
+		wanted.Off += lineBytes
+		p.words <- &word{at: at, wanted: wanted}
 	}
 	return p, nil
 }
 
-// Take returns a signal with that number of steps; a load that is awaited as a whole has one. It
-// waits until a word is free or ctx ends. It returns ErrClosed once the pool is closed. The caller
-// must call Set on the signal.
+// Take returns a signal with this number of steps. A load that is awaited as a whole has one step.
+// Take waits until a word is free or ctx ends. It returns ErrClosed once the pool is closed. The
+// caller must call Set on the signal.
 func (p *Pool) Take(ctx context.Context, steps int) (*Signal, error) {
 	if steps <= 0 {
 		return nil, fmt.Errorf("take signal of %d steps: %w", steps, errdefs.ErrInvalid)
@@ -110,22 +110,22 @@ func (p *Pool) take(w *word, steps int) (*Signal, error) {
 		p.words <- w
 		return nil, fmt.Errorf("take signal: %w", errdefs.ErrClosed)
 	}
-	p.out[s] = struct{}{}
+	p.inUse[s] = struct{}{}
 	return s, nil
 }
 
 // recycle returns the word of a finished signal to the pool.
 func (p *Pool) recycle(s *Signal) {
 	p.mu.Lock()
-	delete(p.out, s)
+	delete(p.inUse, s)
 	p.mu.Unlock()
 	s.word.value = s.base + uint64(s.steps)
 	p.words <- s.word
 }
 
-// passage returns the state of st for Hold, which must call leave. It forgets streams that have
-// passed all their waits.
-func (p *Pool) passage(st device.HostStream) (*passage, error) {
+// waitsOf returns the state of st for Block, which must call endBlock. It removes the state of
+// streams that have passed all their waits.
+func (p *Pool) waitsOf(st device.HostStream) (*streamWaits, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.closed {
@@ -134,31 +134,32 @@ func (p *Pool) passage(st device.HostStream) (*passage, error) {
 	w := p.streams[st]
 	if w == nil {
 		for other, w := range p.streams {
-			if w.holders == 0 && w.passed() {
+			if w.blockers == 0 && w.passed() {
 				delete(p.streams, other)
 			}
 		}
 		if len(p.streams) >= p.limit {
 			return nil, fmt.Errorf("%d streams wait; one more would block other kernels (CUDA_DEVICE_MAX_CONNECTIONS=32 in the environment raises this limit to 28): %w", len(p.streams), errdefs.ErrBusy)
 		}
-		w = new(passage)
+		w = new(streamWaits)
 		p.streams[st] = w
 	}
-	p.holding.Add(1)
-	w.holders++
+	p.blocking.Add(1)
+	w.blockers++
 	return w, nil
 }
 
-// endBlock ends a call of Hold.
-func (p *Pool) endBlock(w *passage) {
+// endBlock records that a call of Block has ended.
+func (p *Pool) endBlock(w *streamWaits) {
 	p.mu.Lock()
-	w.holders--
+	w.blockers--
 	p.mu.Unlock()
-	p.holding.Done()
+	p.blocking.Done()
 }
 
-// passed reports whether an unused stream has passed all its waits, and then closes its event.
-func (w *passage) passed() bool {
+// passed reports whether the stream, which is not used by Block, has passed all its waits. It then
+// closes the stream's event.
+func (w *streamWaits) passed() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.lost != nil || w.last == nil {
@@ -174,8 +175,8 @@ func (w *passage) passed() bool {
 
 // Close ends every signal in use with ErrClosed, waits until no stream can access the words, and
 // unpins them. If ctx ends first, or the device fails so that the streams' progress is unknown, the
-// words stay pinned and Close may be called again. Work of the program enqueued before a stream's
-// last wait delays Close. A second Close after success returns nil.
+// words stay pinned and Close may be called again. Work of the program that was enqueued before a
+// stream's last wait delays Close. A second Close after success returns nil.
 func (p *Pool) Close(ctx context.Context) error {
 	p.mu.Lock()
 	if !p.closed {
@@ -183,7 +184,7 @@ func (p *Pool) Close(ctx context.Context) error {
 		close(p.down)
 	}
 	var left []*Signal
-	for s := range p.out {
+	for s := range p.inUse {
 		left = append(left, s)
 	}
 	p.mu.Unlock()
@@ -209,10 +210,10 @@ func (p *Pool) Close(ctx context.Context) error {
 	return nil
 }
 
-// waitPassed waits until streams have passed all waits. No more waits are enqueued.
+// waitPassed waits until streams have passed all waits. No further waits are enqueued.
 func (p *Pool) waitPassed(ctx context.Context) error {
 	finished := make(chan struct{})
-	go func() { p.holding.Wait(); close(finished) }()
+	go func() { p.blocking.Wait(); close(finished) }()
 	select {
 	case <-finished:
 	case <-ctx.Done():
@@ -229,7 +230,7 @@ func (p *Pool) waitPassed(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-func (w *passage) waitPassed(ctx context.Context) error {
+func (w *streamWaits) waitPassed(ctx context.Context) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.lost != nil {

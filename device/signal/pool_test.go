@@ -37,9 +37,9 @@ func TestDefectStreamForgottenWhileItIsTold(t *testing.T) {
 			t.Fatal("the stream does not pass a signal that is set")
 		}
 	}
-	found, err := pool.passage(streams[0])
+	found, err := pool.waitsOf(streams[0])
 	must(t, err)
-	other, err := pool.passage(streams[1])
+	other, err := pool.waitsOf(streams[1])
 	must(t, err)
 	if pool.streams[streams[0]] != found {
 		t.Error("the stream that is about to wait is forgotten")
@@ -48,10 +48,10 @@ func TestDefectStreamForgottenWhileItIsTold(t *testing.T) {
 	pool.endBlock(other)
 	// When no call uses the streams, the pool forgets them: the first has passed its waits, and the
 	// second has none.
-	again, err := pool.passage(streams[1])
+	again, err := pool.waitsOf(streams[1])
 	must(t, err)
 	pool.endBlock(again)
-	third, err := pool.passage(nil)
+	third, err := pool.waitsOf(nil)
 	must(t, err)
 	pool.endBlock(third)
 	if n := len(pool.streams); n != 1 {

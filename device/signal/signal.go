@@ -17,7 +17,7 @@ const wordBytes = 8
 // reached, or when Set is called.
 type Signal struct {
 	pool  *Pool
-	word  *word // the signal's until it is set
+	word  *word // owned by the signal until set
 	base  uint64
 	steps int
 
@@ -27,36 +27,36 @@ type Signal struct {
 	err     error
 }
 
-// Block makes later work of the program on st wait until that step is reached, counted from 1. It
-// does nothing if the step is already reached. It returns ErrBusy, without a wait, while as many
-// streams wait as device.StreamAdopter.WaitLimit allows. It returns ErrClosed once the pool is
-// closed, ErrInvalid for a step out of range, and otherwise errors of device.HostStream. After such
-// an error the stream may wait nevertheless, and continues when Set is called.
+// Block makes later work of the program on st wait until that step, counted from 1, is reached. It
+// does nothing if the step is already reached. While device.StreamAdopter.WaitLimit streams are
+// waiting it returns ErrBusy, and st does not wait. It returns ErrClosed once the pool is closed,
+// ErrInvalid for a step out of range, and otherwise errors of device.HostStream. After such an
+// error the stream may wait nevertheless, and continues when Set is called.
 func (s *Signal) Block(st device.HostStream, step int) error {
 	if step <= 0 || step > s.steps {
-		return fmt.Errorf("hold stream: step %d of %d: %w", step, s.steps, errdefs.ErrInvalid)
+		return fmt.Errorf("block stream: step %d of %d: %w", step, s.steps, errdefs.ErrInvalid)
 	}
 	if known, _ := s.Verdict(step); known {
 		return nil
 	}
-	w, err := s.pool.passage(st)
+	w, err := s.pool.waitsOf(st)
 	if err != nil {
-		return fmt.Errorf("hold stream: %w", err)
+		return fmt.Errorf("block stream: %w", err)
 	}
 	defer s.pool.endBlock(w)
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if err := w.enqueue(st, s, step); err != nil {
-		return fmt.Errorf("hold stream: %w", err)
+		return fmt.Errorf("block stream: %w", err)
 	}
 	return nil
 }
 
-// enqueue enqueues on the stream a report that it has reached its wait, the wait, and an event
-// after it. Failed operations may still have been enqueued, so the event follows them too. If
+// enqueue enqueues on the stream a report that the stream has reached its wait, the wait, and an
+// event after it. Failed operations may still have been enqueued, so the event follows them too. If
 // recording the event fails, enqueue tries once more.
-func (w *passage) enqueue(st device.HostStream, s *Signal, step int) error {
-	err := st.WriteValue(s.word.come, s.base+uint64(step))
+func (w *streamWaits) enqueue(st device.HostStream, s *Signal, step int) error {
+	err := st.WriteValue(s.word.wanted, s.base+uint64(step))
 	if errors.Is(err, errdefs.ErrNotSupported) || errors.Is(err, errdefs.ErrInvalid) {
 		return err // nothing was enqueued
 	}
@@ -77,8 +77,9 @@ func (w *passage) enqueue(st device.HostStream, s *Signal, step int) error {
 	return err
 }
 
-// Advance reports that the first steps, of that number, have arrived and are verified. A smaller
-// number than before has no effect, nor has any call after Set. It does not block.
+// Advance reports that this many steps of the load, from the first, have arrived and are verified.
+// A number that is not higher than before has no effect, nor has a call after Set. It does not
+// block.
 func (s *Signal) Advance(steps int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -89,16 +90,16 @@ func (s *Signal) Advance(steps int) {
 	s.store(steps)
 }
 
-// Set ends the signal. err is the reason why the remaining steps did not arrive, or nil if all did.
-// All streams that wait for the signal continue. Only the first call has an effect. It does not
-// block.
+// Set ends the signal. err is the reason why the remaining steps have not arrived, or nil if all
+// have. All streams that wait for the signal continue. Only the first call has an effect. It does
+// not block.
 func (s *Signal) Set(err error) {
 	if s.end(err) {
 		s.pool.recycle(s)
 	}
 }
 
-// end reports whether it was the first call.
+// end implements Set and reports whether this is the first call.
 func (s *Signal) end(err error) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -113,23 +114,23 @@ func (s *Signal) end(err error) bool {
 	return true
 }
 
-// store releases the streams that wait for that number of steps. The caller holds mu, so Verdict
-// already reports them.
+// store releases the streams that wait for up to this number of steps. The caller holds mu, so
+// Verdict already returns their result.
 func (s *Signal) store(steps int) {
 	hostmem.StoreUint64(s.word.at.Bytes(), s.base+uint64(steps))
 }
 
-// Wanted returns the step that a stream has reached a wait for, as last reported by a stream. That
-// stream has completed its work enqueued before the wait. Zero means that no such step is known. It
-// does not block.
+// Wanted returns the step for which a stream is waiting, according to the latest report of a
+// stream. That stream has completed its work enqueued before the wait. Zero means that there is no
+// such report. It does not block.
 func (s *Signal) Wanted() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.set { // the word belongs to another signal
 		return 0
 	}
-	n := hostmem.LoadUint64(s.word.come.Bytes()) - s.base
-	if n > uint64(s.steps) { // a stream was late to reach a wait for an earlier signal
+	n := hostmem.LoadUint64(s.word.wanted.Bytes()) - s.base
+	if n > uint64(s.steps) { // a late stream has reached a wait for an earlier signal
 		return 0
 	}
 	return int(n)

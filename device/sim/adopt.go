@@ -18,8 +18,8 @@ var _ device.StreamAdopter = (*Device)(nil)
 // WaitLimit implements device.StreamAdopter.
 func (d *Device) WaitLimit() int { return math.MaxInt }
 
-// AdoptStream implements device.StreamAdopter. A stream of the host program is a queue of this
-// device, named by Queue.Handle. There is no default stream.
+// AdoptStream implements device.StreamAdopter. The streams of the host program are queues of this
+// device, identified by Queue.Handle. There is no default stream.
 func (d *Device) AdoptStream(handle uintptr) (device.HostStream, error) {
 	const call = "simStreamGetCtx"
 	h := &hostStream{queue: d.byHandle(handle)}
@@ -83,7 +83,7 @@ func (h *hostStream) WriteValue(word mem.Extent, value uint64) error {
 	return nil
 }
 
-// word checks a call that enqueues an operation on a word, and applies the call's faults.
+// word checks a call that enqueues an operation on a word, and applies the faults of the call.
 func (h *hostStream) word(name, call string, word mem.Extent) error {
 	q := h.queue
 	if err := q.call(name, call); err != nil {
@@ -101,7 +101,7 @@ func (h *hostStream) word(name, call string, word mem.Extent) error {
 	return nil
 }
 
-// park counts a wait for a word that a stream of the host program has enqueued.
+// park counts a wait for a word that is enqueued on a stream of the host program.
 func (d *Device) park() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -119,8 +119,8 @@ func (d *Device) unpark() {
 	}
 }
 
-// standStill waits until no stream of the host program waits for a word. It returns at once unless
-// Options.WaitsHoldAllocation is set.
+// standStill waits until no stream of the host program waits for a word. Without
+// Options.WaitsHoldAllocation it returns at once.
 func (d *Device) standStill(call string) error {
 	for d.o.WaitsHoldAllocation {
 		d.mu.Lock()

@@ -13,8 +13,8 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// Alloc returns device memory filled with PoisonFresh. A file backs shareable memory, which only
-// has handles of type memfd.
+// Alloc returns device memory filled with PoisonFresh. Shareable memory is backed by a file, and
+// its only handle type is memfd.
 func (d *Device) Alloc(bytes int64, o device.AllocOptions) (*mem.Region, error) {
 	const call = "simMemAlloc"
 	var r *mem.Region
@@ -40,8 +40,8 @@ func (d *Device) AllocHost(bytes int64) (*mem.Region, error) {
 	return r, nil
 }
 
-// RegisterHost gives b a device address. It returns ErrInvalid for Go heap memory, and ErrExists
-// for memory that overlaps an earlier registration.
+// RegisterHost assigns a device address to b. It returns ErrInvalid for Go heap memory, and
+// ErrExists for memory that overlaps an earlier registration.
 func (d *Device) RegisterHost(b []byte) (*mem.Region, error) {
 	const call = "simMemHostRegister"
 	args := fmt.Sprintf("address=%#x, bytes=%d", hostmem.Addr(b), len(b))
@@ -56,7 +56,7 @@ func (d *Device) RegisterHost(b []byte) (*mem.Region, error) {
 }
 
 // make allocates or registers memory and returns its region. given is the memory to register, or
-// nil. With shared, a file backs the memory.
+// nil. If shared is set, a file backs the memory.
 func (d *Device) make(op, call string, kind mem.Kind, bytes int64, given []byte, shared bool) (*mem.Region, error) {
 	args := fmt.Sprintf("bytes=%d", bytes)
 	if f, hit := d.o.Faults.Hit(op); hit {
@@ -105,7 +105,7 @@ func (sp *span) back(shared bool) (err error) {
 	return err
 }
 
-// unshare closes the file that backs the span's memory, if there is one.
+// unshare closes the file that backs the span's memory, if any.
 func (sp *span) unshare() error {
 	if sp.fd < 0 {
 		return nil
@@ -115,11 +115,11 @@ func (sp *span) unshare() error {
 	return unix.Close(fd)
 }
 
-// addSpan gives sp an address and a region and adds it to the address space.
+// addSpan assigns an address and a region to sp and adds it to the address space.
 func (d *Device) addSpan(sp *span, spec mem.RegionSpec, call, args string) error {
 	if d.o.HostAddresses && sp.kind == mem.KindDevice {
-		// Only here does the simulated driver use a CPU address as a device address: the address of
-		// the memory that backs the span.
+		// Only here the simulated driver uses a CPU address as a device address: that of the memory
+		// that backs the span.
 		sp.base = mem.DevAddr(hostmem.Addr(sp.bytes))
 	} else {
 		sp.base = d.space.reserve(sp.len, spec.CPU)

@@ -28,10 +28,10 @@ type Device struct {
 	closed    bool
 	queues    []*Queue // open, ascending by id
 	nextQueue int
-	// waits for words, enqueued by streams of the host program and unfinished
+	// number of unfinished waits for words, enqueued by streams of the host program
 	parked     int
-	unparked   chan struct{}   // closed when parked is zero again
-	peers      map[int]*Device // devices whose memory is reachable, by index
+	unparked   chan struct{}   // closed when parked becomes zero
+	peers      map[int]*Device // devices whose memory is accessible, by index
 	memBytes   int64
 	lockBytes  int64
 	quarantine []quarantined
@@ -54,7 +54,7 @@ var _ device.Device = (*Device)(nil)
 // maxMisuse is the number of misuses that the error of Device.Close describes.
 const maxMisuse = 8
 
-// Open makes a simulated device. The caller closes it.
+// Open creates a simulated device. The caller closes it.
 func Open(o Options) (*Device, error) {
 	if err := o.Validate(); err != nil {
 		return nil, fmt.Errorf("open simulated device: %w", err)
@@ -126,7 +126,7 @@ func (d *Device) openQueues() []*Queue {
 	return d.queues[:len(d.queues):len(d.queues)]
 }
 
-// byHandle returns the open queue with that native handle, or nil.
+// byHandle returns the open queue with this native handle, or nil.
 func (d *Device) byHandle(h uintptr) *Queue {
 	for _, q := range d.openQueues() {
 		if q.handle == h {
@@ -136,7 +136,7 @@ func (d *Device) byHandle(h uintptr) *Queue {
 	return nil
 }
 
-// misused records a breach of contract that no call could report.
+// misused records a misuse that no call could return.
 func (d *Device) misused(err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -148,7 +148,7 @@ func (d *Device) misused(err error) {
 }
 
 // Close stops enqueued work and frees all memory. Its error lists open queues, regions that were
-// not freed, and every misuse found. Events of unfinished work fail with ErrClosed.
+// not freed, and all detected misuses. Events of unfinished work fail with ErrClosed.
 func (d *Device) Close() error {
 	d.mu.Lock()
 	if d.closed {

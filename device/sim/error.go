@@ -8,7 +8,8 @@ import (
 	"github.com/kvlane/kvlane/internal/fault"
 )
 
-// native returns the error that a driver would report. Codes are CUDA's codes for the same failure.
+// native returns the error that a driver would return. The codes are those of CUDA for the same
+// failure.
 func native(call, args string, code int, name, text string, kind error) *device.Error {
 	return &device.Error{Call: call, Args: args, Code: code, Name: "SIM_ERROR_" + name, Text: text, Kind: kind}
 }

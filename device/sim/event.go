@@ -18,7 +18,7 @@ type Event struct {
 	closed atomic.Bool
 	// err and at are written before done is closed.
 	err error
-	at  time.Time // when the work completed, in model time
+	at  time.Time // time at which the work completed, in model time
 }
 
 var _ device.Event = (*Event)(nil)
@@ -48,7 +48,7 @@ func (e *Event) Done() (bool, error) {
 }
 
 // Wait waits until the work has completed and returns its error. If ctx ends first, Wait returns
-// the context's cause.
+// the cause of ctx.
 func (e *Event) Wait(ctx context.Context) error {
 	if err := e.usable("wait for"); err != nil {
 		return err
@@ -66,7 +66,7 @@ func (e *Event) Wait(ctx context.Context) error {
 	}
 }
 
-// verdict returns the error of a completed event, and marks the queue's failure as reported.
+// verdict returns the error of a completed event, and marks the queue's failure as returned.
 func (e *Event) verdict() error {
 	if e.err != nil {
 		e.queue.markReported()
@@ -74,7 +74,7 @@ func (e *Event) verdict() error {
 	return e.err
 }
 
-// Close releases the event. A queue that waits for it keeps waiting.
+// Close releases the event. A queue that waits for it continues to wait.
 func (e *Event) Close() {
 	if !e.closed.CompareAndSwap(false, true) {
 		e.queue.dev.misused(fmt.Errorf("an event of %s was closed twice: %w", e.queue, errdefs.ErrClosed))

@@ -14,10 +14,11 @@ import (
 type executor struct {
 	space *space
 	reach reach     // memory that the running operation may access; if nil, only space
-	at    time.Time // when the last operation completed, in model time
-	// lastDst and lastSrc are the spans found last. Most pieces of a batch lie in the same two.
+	at    time.Time // time at which the last operation completed, in model time
+	// lastDst and lastSrc cache the spans that were found last. Most pieces of a batch are in the
+	// same two.
 	lastDst, lastSrc seen
-	lastWord         seen           // the other span that kernels accessed last
+	lastWord         seen           // cache of the other span that kernels accessed last
 	traffic          traffic        // bytes that the running operation has copied
 	machine          kernel.Machine // accesses memory through this executor
 }
@@ -29,11 +30,11 @@ func (x *executor) Bytes(call string, addr mem.DevAddr, n uint64) ([]byte, error
 	return x.bytes(call, addr, n, &x.lastWord)
 }
 
-// seen caches a span. If the span has been freed since, its bytes are nil and the span is looked up
+// seen caches a span. If the span was freed since, its bytes are nil and the span is looked up
 // again.
 type seen struct{ *span }
 
-// bytes returns the n bytes at addr. It tries the span found last before it searches.
+// bytes returns the n bytes at addr. It tries the cached span before it searches.
 func (x *executor) bytes(call string, addr mem.DevAddr, n uint64, last *seen) ([]byte, error) {
 	if sp := last.span; sp != nil {
 		if off := uint64(addr - sp.base); off < uint64(len(sp.bytes)) && n <= uint64(len(sp.bytes))-off {
@@ -92,10 +93,10 @@ func (x *executor) fill(p kernel.Piece, v byte) error {
 	return nil
 }
 
-// corrupt flips one bit of a byte that o has written, as damage on the bus would. A kernel that
-// sums bytes arriving on the device sums the damaged byte. Bytes copied to the host are damaged
-// after they were summed. Copies within the device use no bus: there the kernel has read a wrong
-// byte, and sums it.
+// corrupt flips one bit of a byte that o has written, like damage on the bus. Sums of bytes that
+// arrive on the device include the damage. Bytes copied to the host are damaged after they were
+// summed. Copies within the device use no bus: there the damage stands for a wrong read by the
+// kernel, which sums the wrong byte.
 func (x *executor) corrupt(o *op) error {
 	r := o.fault.Rand
 	p := o.one[0]

@@ -8,14 +8,14 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// quarantined is freed pinned memory that is still mapped and full of PoisonFreed.
+// quarantined is freed pinned memory that is still mapped and filled with PoisonFreed.
 type quarantined struct {
 	bytes []byte
 	dev   mem.DevAddr
 }
 
-// Free releases r. Like a driver, it waits for running operations. Enqueued operations find their
-// memory freed. With Options.Interleave, Free does not wait.
+// Free releases r. Like a driver, it waits for running operations, and enqueued operations will
+// fail because their memory is freed. With Options.Interleave, Free does not wait.
 func (d *Device) Free(r *mem.Region) error {
 	const call = "simMemFree"
 	if f, hit := d.o.Faults.Hit(OpFree); hit {
@@ -49,7 +49,7 @@ func (d *Device) whyNotMine(r *mem.Region) string {
 	return "the region is not of this device, or was freed long ago"
 }
 
-// dispose frees the memory b of a span that has left the address space.
+// dispose frees the memory b of a span that was removed from the address space.
 func (d *Device) dispose(sp *span, b []byte) {
 	if !sp.imported {
 		d.refund(sp.kind, sp.len)
@@ -101,7 +101,7 @@ func (d *Device) unmap(b []byte) {
 	}
 }
 
-// reclaim frees every region that the owner did not free, and counts them.
+// reclaim frees every remaining region, and returns their number and total size.
 func (d *Device) reclaim() (regions int, bytes int64) {
 	d.space.mu.Lock()
 	left := d.space.live()

@@ -32,8 +32,9 @@ func newScheduler(d *Device, o Interleave) *scheduler {
 	return s
 }
 
-// loop steps until no operation can run. If every queue is blocked by a word or a stall, which send
-// no notice, loop checks again after a pause. If all queues are empty, it waits for work.
+// loop calls step until no operation can run. If every queue is blocked by a word or a stall, whose
+// ends send no notification, loop checks again after a pause. If all queues are empty, it waits for
+// work.
 func (s *scheduler) loop() {
 	defer close(s.stopped)
 	t := time.NewTimer(pollFirst)
@@ -59,17 +60,17 @@ func (s *scheduler) loop() {
 	}
 }
 
-// stop waits until no operation is running. The device is dead.
+// stop waits until no operation is running. The device is closed.
 func (s *scheduler) stop() {
 	if s == nil {
 		return
 	}
 	<-s.stopped
-	s.mu.Lock() // a Step may be in progress
+	s.mu.Lock() // a Step may be running
 	defer s.mu.Unlock()
 }
 
-// step runs one operation if any can run. Otherwise it reports whether any is blocked.
+// step runs one operation if one can run. Otherwise it reports whether an operation is blocked.
 func (s *scheduler) step() (ran, blocked bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -131,8 +132,8 @@ func isClosed(c <-chan struct{}) bool {
 	}
 }
 
-// Step runs one operation of one queue on the caller's goroutine, and reports whether any could
-// run. It works only on devices with Options.Interleave; on others it does nothing.
+// Step runs one operation of one queue on the caller's goroutine, and reports whether there was
+// one. It does nothing on devices without Options.Interleave.
 func (d *Device) Step() bool {
 	if d.sched == nil {
 		return false
@@ -141,7 +142,7 @@ func (d *Device) Step() bool {
 	return ran
 }
 
-// StepAll calls Step until nothing can run, and returns how many operations ran.
+// StepAll calls Step until nothing can run, and returns the number of operations.
 func (d *Device) StepAll() int {
 	n := 0
 	for d.Step() {

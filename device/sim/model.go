@@ -30,25 +30,26 @@ func directionOf(dst, src mem.Kind) direction {
 	}
 }
 
-// traffic counts the bytes that one operation moved, by direction.
+// traffic counts the bytes that one operation has moved, by direction.
 type traffic [directions]int64
 
-// Traffic counts the bytes that copies of a device have moved, by engines and kernels. Files do not
-// count: see StorageFigures.
+// Traffic counts the bytes that a device has copied, by engines and kernels. It does not include
+// files: see StorageFigures.
 type Traffic struct {
 	ToDevice, ToHost int64 // from and to host memory
 	Inside           int64 // within device memory
 }
 
-// Traffic returns the bytes that were copied since the device was opened. Safe for concurrent use.
+// Traffic returns the bytes that were copied since the device was opened. It is safe for concurrent
+// use.
 func (d *Device) Traffic() Traffic {
 	t := &d.traffic
 	return Traffic{ToDevice: t[toDevice].Load(), ToHost: t[toHost].Load(), Inside: t[inside].Load()}
 }
 
-// link is shared by all queues of a device. It has two directions, and one operation at a time
-// occupies each. It computes in model time, so a sleep that takes too long does not delay later
-// operations.
+// link models the link to the host, which all queues of a device share. Each of its two directions
+// is used by one operation at a time. It computes in model time, so that a sleep that takes too
+// long does not delay later operations.
 type link struct {
 	clock     clockwork.Clock
 	latency   time.Duration
@@ -68,8 +69,8 @@ func (l *link) now() time.Time {
 	return l.clock.Now()
 }
 
-// reserve occupies direction dir for cost, from ready on or as soon as it is free. It returns the
-// end of that time.
+// reserve reserves direction dir for cost, from ready on or as soon as it is free. It returns the
+// end of the reserved time.
 func (l *link) reserve(ready time.Time, dir direction, cost time.Duration) time.Time {
 	if dir == inside {
 		return ready.Add(cost)
@@ -96,8 +97,8 @@ func (l *link) move(ready time.Time, t *traffic) time.Time {
 	return end
 }
 
-// sleep waits until the clock has advanced by wait, or the device is closed. It reports whether it
-// slept to the end.
+// sleep waits until the clock has advanced by wait, or the device is closed. It returns false if
+// the device was closed.
 func (d *Device) sleep(wait time.Duration) bool {
 	if wait <= 0 {
 		return true

@@ -33,16 +33,16 @@ type op struct {
 	kernel *kernel.Kernel  // of opLaunch
 	args   kernel.Args     // of opLaunch
 	ctas   int             // of opLaunch
-	word   uint64          // of opGate: the value to wait for; of opStore: the value to write
+	word   uint64          // of opGate: value to wait for; of opStore: value to write
 	event  *Event          // of opRecord and opWait
 	file   *fileWork       // of opFile
-	at     time.Time       // when it was enqueued, in model time
-	// fault is chosen when the operation reaches the head of the queue.
+	at     time.Time       // time at which it was enqueued, in model time
+	// fault is chosen when the operation is at the head of the queue.
 	decided, hit bool
 	fault        fault.Fault
 }
 
-// call counts a call that will enqueue work, and returns the call's fault.
+// call counts a call that will enqueue work, and returns its injected fault.
 func (q *Queue) call(name, native string) error {
 	if f, hit := q.dev.o.Faults.Hit(name); hit {
 		return errInjected(native, &f)
@@ -122,7 +122,7 @@ func (q *Queue) failure() error {
 	return q.err
 }
 
-// markReported records that a caller has received the queue's failure.
+// markReported records that the queue's failure was returned to a caller.
 func (q *Queue) markReported() {
 	q.mu.Lock()
 	defer q.mu.Unlock()

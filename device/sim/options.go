@@ -11,10 +11,10 @@ import (
 	"github.com/kvlane/kvlane/internal/fault"
 )
 
-// Names of the operations that Options.Faults counts. Operations of queues have two names: one for
-// the call and one for the work. A fault of the call is returned by the call. Work is counted when
-// it runs, and its fault is the queue's sticky error. Work obeys every action, and treats Crash as
-// Fail; a call fails for any action.
+// The names of the operations that Options.Faults counts. Operations of queues have two names: one
+// for the call and one for the work. A fault of the call is returned by the call. Work is counted
+// when it runs, and its fault is the queue's sticky error. Work supports all actions, but treats
+// Crash as Fail; a call fails for any action.
 const (
 	OpAlloc     = "alloc"      // Device.Alloc
 	OpAllocHost = "alloc-host" // Device.AllocHost
@@ -34,23 +34,23 @@ const (
 	OpBatch  = "batch"  // the work of a CopyBatch as a whole
 	OpFill   = "fill"   // the work of a Fill
 	OpLaunch = "launch" // the work of a Launch, the whole kernel
-	// OpWork counts all work that moves bytes. It applies if no rule for the work's own name did.
+	// OpWork counts all work that moves bytes. Its rules apply if no rule for the work's own name
+	// does.
 	OpWork = "work"
 )
 
-// Contents of memory that should not be read.
+// Values that fill memory that should not be read.
 const (
 	PoisonFresh = 0xcb // device memory not written since its allocation
 	PoisonFreed = 0xdb // pinned memory after Free
 )
 
-// Interleave makes a device run one operation at a time, from a queue drawn by Seed among those
-// that can continue. Delays and the model of latency and bandwidth do not apply then.
+// Interleave makes a device run one operation at a time. Seed determines the queue of each among
+// those that can continue. Delays and the model of latency and bandwidth then do not apply.
 type Interleave struct {
 	Seed uint64
-	// Manual devices run operations only in Device.Step and StepAll. A caller that waits needs
-	// another goroutine that steps, or it waits forever. Other devices step on their own goroutine
-	// as soon as there is work.
+	// Manual devices run operations only in Device.Step and StepAll. While one goroutine waits,
+	// another must call them. Other devices step in a separate goroutine as soon as there is work.
 	Manual bool
 }
 
@@ -64,23 +64,24 @@ type Options struct {
 	// MemoryBytes is the size of device memory. Host memory backs it as it is allocated. Default 16
 	// GiB.
 	MemoryBytes int64
-	// HostRegisterLimitBytes limits page-locked host memory in total, of AllocHost and RegisterHost
-	// together. Zero means no limit.
+	// HostRegisterLimitBytes limits the total page-locked host memory of AllocHost and
+	// RegisterHost. Zero means no limit.
 	HostRegisterLimitBytes int64
-	// HostRegisterMaxBytes limits one registration or pinned allocation. Zero means no limit.
+	// HostRegisterMaxBytes limits each registration and pinned allocation. Zero means no limit.
 	HostRegisterMaxBytes int64
 	// BandwidthGBps is the rate of the link to the host per direction, in 1e9 bytes per second. All
-	// queues share it. It does not slow copies inside device memory. Zero means no limit.
+	// queues share it. It does not apply to copies within device memory. Zero means no limit.
 	BandwidthGBps float64
 	// LatencyPerOp is the time from the start of a copy, batch, fill or kernel to its first byte.
 	// It occupies the link.
 	LatencyPerOp time.Duration
-	// Clock paces the model. Default: the real clock.
+	// Clock paces the model. Default: the system clock.
 	Clock clockwork.Clock
 	// Still makes copies and kvlane's copy kernels complete without moving a byte, as if all memory
-	// held zeros. Sums are those of zeros, which match pinned memory that is never written. Use it
-	// to measure the host's work beside a device that needs no CPU time. File reads and writes
-	// still happen. Faults that damage bytes and the traffic model ignore bytes that are not moved.
+	// contained zeros. Sums are those of zeros, which match pinned memory that is never written.
+	// Use it to measure the host's work next to a device that needs no CPU time. File reads and
+	// writes still happen. Faults that damage bytes and the traffic model ignore bytes that are not
+	// moved.
 	Still bool
 	// Storage describes the device's access to files.
 	Storage StorageModel
@@ -94,22 +95,22 @@ type Options struct {
 	// it; late accesses then crash the process.
 	QuarantineBytes int64
 	// WaitsHoldAllocation makes calls that allocate, register or free memory, or open a queue, wait
-	// while a stream of the host program waits for a word. Drivers may behave so. Kernels are
-	// always loaded.
+	// while a stream of the host program waits for a word, as drivers may do. Kernels are always
+	// loaded.
 	WaitsHoldAllocation bool
-	// HostAddresses gives device memory the CPU addresses of the memory that backs it. An RDMA NIC
-	// of this host can then access it, as NICs access GPU memory through peer memory modules.
+	// HostAddresses makes device memory use the CPU addresses of the memory that backs it. An RDMA
+	// NIC of this host can then access it, as NICs access GPU memory through peer memory modules.
 	// Addresses are then reused.
 	HostAddresses bool
-	// DMABufs enables the export of memory as dma-bufs. Files of the same length stand in for them,
-	// for NICs in software.
+	// DMABufs enables the export of memory as dma-bufs. Files of the same length take their place,
+	// for software NICs.
 	DMABufs bool
 	// RemoteWritesNeedFlush is the value that NeedsFlush returns. Remote writes are not delayed in
 	// either case.
 	RemoteWritesNeedFlush bool
 }
 
-// Validate reports every problem of the options.
+// Validate returns every problem of the options.
 func (o *Options) Validate() error {
 	var errs []error
 	bad := func(field string, v any) {

@@ -14,9 +14,9 @@ const OpPeer = "enable-peer"
 
 var _ device.Peerer = (*Device)(nil)
 
-// reach lists the address spaces that operations of a device may access: its own and its peers',
-// ascending by device. They are locked in that order. Two devices that access each other's memory,
-// while other goroutines free memory on both, thus do not deadlock.
+// reach lists the address spaces that operations of a device may access: its own and those of its
+// peers, ascending by device. They are locked in that order, so that two devices that access each
+// other's memory do not deadlock while other goroutines free memory on both.
 type reach []*space
 
 func (r reach) lock() {
@@ -31,7 +31,7 @@ func (r reach) unlock() {
 	}
 }
 
-// find returns the live or freed span that holds addr, or nil. The caller holds the locks.
+// find returns the live or freed span that contains addr, or nil. The caller holds the locks.
 func (r reach) find(addr mem.DevAddr) *span {
 	for _, s := range r {
 		if sp := s.find(addr); sp != nil {
@@ -95,7 +95,7 @@ func (d *Device) Reaches(r *mem.Region) bool {
 	return r.Device() == d.o.Index || d.peer(r.Device()) != nil
 }
 
-// peer returns the open device of that index whose memory is reachable, or nil.
+// peer returns the open device with this index whose memory is accessible, or nil.
 func (d *Device) peer(index int) *Device {
 	d.mu.Lock()
 	o := d.peers[index]

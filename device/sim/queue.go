@@ -28,7 +28,7 @@ type Queue struct {
 	head      int
 	freeLists [][]kernel.Piece // piece lists of past batches
 	err       error            // sticky
-	reported  bool             // a caller has received err
+	reported  bool             // err was returned to a caller
 	capturing bool
 	closed    bool
 }
@@ -38,7 +38,7 @@ var (
 	_ device.KernelLister = (*Queue)(nil)
 )
 
-// handleStride keeps handles far from small numbers, which bugs tend to produce.
+// handleStride makes handles differ from small numbers, which bugs tend to produce.
 const handleStride = 0x1000
 
 func newQueue(d *Device, id int) *Queue {
@@ -56,12 +56,11 @@ func (q *Queue) String() string {
 	return fmt.Sprintf("queue %d of simulated device %d", q.id, q.dev.o.Index)
 }
 
-// Handle returns the queue's native handle. Tests pass it to AdoptStream in the role of the host
-// program.
+// Handle returns the queue's native handle. Tests pass it to AdoptStream like a host program.
 func (q *Queue) Handle() uintptr { return q.handle }
 
-// SetCapturing sets whether the queue reports that it is capturing a graph, as a stream of a host
-// program may.
+// SetCapturing sets whether the queue reports that it is capturing a graph, like a stream of a host
+// program.
 func (q *Queue) SetCapturing(on bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -157,7 +156,7 @@ func (q *Queue) Launch(k *device.Kernel) error {
 // HasKernel reports whether there is a kernel of that name.
 func (q *Queue) HasKernel(name string) bool { return kernel.Named(name) != nil }
 
-// Record returns an event. It also works on a broken queue: the event then has the queue's error.
+// Record returns an event. It also works on a broken queue, whose events return the queue's error.
 func (q *Queue) Record() (device.Event, error) {
 	if f, hit := q.dev.o.Faults.Hit(OpRecord); hit {
 		return nil, fmt.Errorf("record event on %s: %w", q, errInjected("simEventRecord", &f))
@@ -170,8 +169,8 @@ func (q *Queue) Record() (device.Event, error) {
 	return e, nil
 }
 
-// Wait makes later work wait for e, of any queue of any simulated device. If e's work failed, this
-// queue fails too, because later work would use bytes that never arrived.
+// Wait makes later work wait for e, an event of any queue of any simulated device. If e's work
+// failed, this queue fails too, because later work would use bytes that were not copied.
 func (q *Queue) Wait(e device.Event) error {
 	const call = "simStreamWaitEvent"
 	err := q.call(OpWait, call)
@@ -193,7 +192,7 @@ func (q *Queue) Wait(e device.Event) error {
 }
 
 // Close waits until the queue is idle and closes it. It returns a failure that no event and no call
-// has reported.
+// has returned.
 func (q *Queue) Close(ctx context.Context) error {
 	idle := newEvent(q)
 	defer idle.Close()

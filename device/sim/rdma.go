@@ -19,7 +19,7 @@ var (
 	_ device.DMABufExporter     = (*Device)(nil)
 )
 
-// ExportDMABuf implements device.DMABufExporter, with Options.DMABufs.
+// ExportDMABuf implements device.DMABufExporter. It needs Options.DMABufs.
 func (d *Device) ExportDMABuf(e mem.Extent) (fd int, off int64, err error) {
 	const call = "simMemGetHandleForAddressRange"
 	switch err := e.Validate(); {
@@ -52,8 +52,8 @@ func (d *Device) NeedsFlush() (bool, error) {
 	return d.o.RemoteWritesNeedFlush, nil
 }
 
-// FlushRemoteWrites implements device.RemoteWriteFlusher. It has nothing to flush, because writes
-// to simulated memory are visible at once.
+// FlushRemoteWrites implements device.RemoteWriteFlusher. It does nothing, because writes to
+// simulated memory are visible at once.
 func (d *Device) FlushRemoteWrites() error {
 	const call = "simFlushGPUDirectRDMAWrites"
 	if f, hit := d.o.Faults.Hit(OpFlush); hit {

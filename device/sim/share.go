@@ -97,8 +97,8 @@ func (d *Device) importMemory(h device.Handle) (*mem.Region, error) {
 	return sp.region, nil
 }
 
-// indexOf returns the index of the device of that UUID. Simulated devices have no list of each
-// other, but a UUID contains the index.
+// indexOf returns the index of the device with this UUID. A UUID of a simulated device contains the
+// index, because there is no list of devices.
 func (d *Device) indexOf(uuid string) int {
 	index := -1
 	if n, err := fmt.Sscanf(uuid, "sim-%d", &index); n != 1 || err != nil || index < 0 {
@@ -107,7 +107,7 @@ func (d *Device) indexOf(uuid string) int {
 	return index
 }
 
-// imports reports whether r lies in memory that this device has imported.
+// imports reports whether r is inside memory that this device has imported.
 func (d *Device) imports(r *mem.Region) bool {
 	d.space.mu.RLock()
 	defer d.space.mu.RUnlock()

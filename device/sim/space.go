@@ -12,16 +12,17 @@ import (
 )
 
 const (
-	// firstAddr has bits 47 to 63 neither all clear nor all set. On machines with 48-bit addresses
-	// an access always faults, regardless of the mappings.
+	// firstAddr has bits 47 to 63 neither all clear nor all set, so that on machines with 48-bit
+	// addresses an access always faults, regardless of the mappings.
 	firstAddr = 0x0d00_0000_0000_0000
 	// indexShift separates the address ranges of the devices of a process.
 	indexShift = 50
-	// alignment is that of every allocation. guard is the minimum distance between two.
+	// alignment is the alignment of every allocation. guard is the minimum distance between two
+	// allocations.
 	alignment = 1 << 16
 	guard     = 1 << 20
-	// tombstones is the number of freed spans that are remembered, so that errors can name a use
-	// after free.
+	// tombstones is the number of freed spans that are kept, so that errors can report a use after
+	// free.
 	tombstones = 1024
 )
 
@@ -29,9 +30,9 @@ const (
 type span struct {
 	base  mem.DevAddr
 	len   int64
-	bytes []byte // the memory; nil once freed
+	bytes []byte // the memory; nil after it was freed
 	kind  mem.Kind
-	owned bool // the device mapped bytes, not the caller of RegisterHost
+	owned bool // the device mapped bytes; otherwise the caller of RegisterHost did
 	// fd is the file that backs bytes if they are shareable, or -1.
 	fd       int
 	imported bool // the memory belongs to another process
@@ -56,8 +57,8 @@ func newSpace(index int) *space {
 	return s
 }
 
-// reserve returns the address for n bytes at that CPU address, or zero. Both have the same offset
-// within a page. Addresses only ascend: none is used twice.
+// reserve returns the address for n bytes at CPU address cpu, which may be zero. Both addresses
+// have the same offset within a page. Addresses only ascend, so that none is used twice.
 func (s *space) reserve(n int64, cpu mem.CPUAddr) mem.DevAddr {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -87,7 +88,7 @@ func (s *space) add(sp *span) (other *span) {
 	return nil
 }
 
-// bury forgets freed spans at the addresses of sp. The caller holds mu for writing.
+// bury removes freed spans at the addresses of sp. The caller holds mu for writing.
 func (s *space) bury(sp *span) {
 	before := len(s.spans)
 	s.spans = slices.DeleteFunc(s.spans, func(o *span) bool {
@@ -96,7 +97,7 @@ func (s *space) bury(sp *span) {
 	s.freed -= before - len(s.spans)
 }
 
-// find returns the live or freed span that holds addr, or nil. The caller holds mu.
+// find returns the live or freed span that contains addr, or nil. The caller holds mu.
 func (s *space) find(addr mem.DevAddr) *span {
 	lo, hi := 0, len(s.spans)
 	for lo < hi { // not sort.Search: this is the inner loop of kernels with scattered pieces
@@ -124,9 +125,9 @@ func (s *space) of(r *mem.Region) *span {
 	return nil
 }
 
-// holds reports whether all of r is live memory. Like drivers, it compares addresses: r may be a
-// region of another kind over a part of an allocation, such as a KV cache in pinned memory. The
-// caller holds mu.
+// holds reports whether all of r is live memory. Like drivers, it compares addresses, because r may
+// be a region of another kind in an allocation, such as a KV cache in pinned memory. The caller
+// holds mu.
 func (s *space) holds(r *mem.Region) bool {
 	sp := s.find(r.Dev())
 	return sp != nil && sp.bytes != nil && r.Dev()-sp.base+mem.DevAddr(r.Len()) <= mem.DevAddr(sp.len)

@@ -13,10 +13,10 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// Names of file operations that Options.Faults counts. The last two are counted when bytes are to
-// be moved, by a call or on a queue, and obey every action. Partial moves half of the bytes and
-// reports that number, as a short transfer without an error. These faults fail the transfer, not
-// the queue.
+// The names of file operations that Options.Faults counts. The last two are counted when bytes are
+// about to be moved, by a call or on a queue, and support all actions. Partial moves half of the
+// bytes and returns that number, like a short transfer without an error. These faults fail the
+// transfer, not the queue.
 const (
 	OpStorageOpen    = "storage-open" // Device.OpenStorage
 	OpFileRegister   = "file-register"
@@ -31,7 +31,8 @@ const (
 type StorageModel struct {
 	// Missing makes OpenStorage report that there is no library.
 	Missing bool
-	// NoAsync makes files that do not implement device.StorageEnqueuer, as with an old library.
+	// NoAsync creates files that do not implement device.StorageEnqueuer, like those of an old
+	// library.
 	NoAsync bool
 	// Compat is the reason why files are in compatibility mode. If it is empty, files opened with
 	// O_DIRECT are direct.
@@ -40,21 +41,21 @@ type StorageModel struct {
 	MaxFiles int
 	// MaxBufferBytes limits the memory registered as buffers. Zero means no limit.
 	MaxBufferBytes int64
-	// Aligned makes transfers fail whose offset, length or address is not a multiple of
+	// Aligned makes transfers fail if offset, length or address is not a multiple of
 	// device.StorageAlign.
 	Aligned bool
 }
 
 // StorageFigures counts the use of the device's access to files.
 type StorageFigures struct {
-	Files         int   // registered now
-	Registrations int64 // successful ones
-	Transfers     int64 // that moved bytes, by calls and queues
-	Misaligned    int64 // transfers that are not aligned: they would pass through the host
+	Files         int   // currently registered
+	Registrations int64 // successful registrations
+	Transfers     int64 // transfers that moved bytes, by calls and on queues
+	Misaligned    int64 // unaligned transfers, which would be copied through the host
 	Bytes         int64
 }
 
-// StorageFigures returns the counters since the device was opened. Safe for concurrent use.
+// StorageFigures returns the counters since the device was opened. It is safe for concurrent use.
 func (d *Device) StorageFigures() StorageFigures {
 	d.figures.Lock()
 	defer d.figures.Unlock()
@@ -113,7 +114,7 @@ func (d *Device) openStorage(o device.StorageOptions) (*storage.Storage, error) 
 	return st, nil
 }
 
-// abandonStorage closes the storage if the device's owner did not.
+// abandonStorage closes the storage if it is still open.
 func (d *Device) abandonStorage() error {
 	d.files.Lock()
 	st := d.storage
@@ -124,7 +125,7 @@ func (d *Device) abandonStorage() error {
 	return st.Abandon()
 }
 
-// storageDriver simulates the library.
+// storageDriver simulates the cuFile library.
 type storageDriver struct {
 	dev *Device
 
@@ -133,8 +134,8 @@ type storageDriver struct {
 	buffers int64
 }
 
-// Register reopens the file. Reads and writes of any alignment then go through the page cache. It
-// also allows transfers to detect a descriptor that its owner has closed or reused.
+// Register reopens the file, so that reads and writes of any alignment use the page cache, and
+// transfers can detect a descriptor that its owner has closed or reused.
 func (s *storageDriver) Register(fd int) (storage.File, error) {
 	const call = "simFileHandleRegister"
 	if f, hit := s.dev.o.Faults.Hit(OpFileRegister); hit {
@@ -152,10 +153,10 @@ func (s *storageDriver) Register(fd int) (storage.File, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s(%s): %w", call, args, err)
 	}
-	if st.Nlink == 0 { // as libcufile 1.15 does, which reopens the file by its name
+	if st.Nlink == 0 { // like libcufile 1.15, which reopens the file by its name
 		return nil, native(call, args, 5031, "GETNEWFD_FAILED", "it has no name", errdefs.ErrNotSupported)
 	}
-	if flags&(unix.O_NONBLOCK|unix.O_APPEND|unix.O_PATH) != 0 { // as libcufile 1.15 does
+	if flags&(unix.O_NONBLOCK|unix.O_APPEND|unix.O_PATH) != 0 { // like libcufile 1.15
 		return nil, native(call, args, 5019, "INVALID_FILE_OPEN_FLAG", fmt.Sprintf("it was opened with flags %#x", flags), errdefs.ErrNotSupported)
 	}
 	s.mu.Lock()
@@ -205,7 +206,7 @@ func (s *storageDriver) RegisterBuffer(r *mem.Region) error {
 	return nil
 }
 
-// UnregisterBuffer implements storage.Driver. It detects memory that was freed before.
+// UnregisterBuffer implements storage.Driver. It detects memory that was freed too early.
 func (s *storageDriver) UnregisterBuffer(r *mem.Region) error {
 	s.mu.Lock()
 	s.buffers -= r.Len()
@@ -253,7 +254,7 @@ func (f *simFile) Deregister() {
 		f.s.dev.misused(fmt.Errorf("fd=%d was deregistered twice: %w", f.fd, errdefs.ErrClosed))
 		return
 	}
-	_ = unix.Close(f.own) // this package opened it and closes it once
+	_ = unix.Close(f.own) // this package opened the descriptor and closes it once
 	f.s.dev.countFiles(func(f *StorageFigures) { f.Files-- })
 	f.s.mu.Lock()
 	defer f.s.mu.Unlock()
@@ -285,8 +286,8 @@ func (f *simFile) Move(d storage.Direction, e mem.Extent, off int64) (int64, err
 	return f.carry(d, e.Dev(), b, off, struck)
 }
 
-// admit returns an error for a file that is deregistered, and for a transfer that is not aligned if
-// the model refuses those.
+// admit returns an error for a file that is deregistered, and for an unaligned transfer if the
+// model refuses those.
 func (f *simFile) admit(d storage.Direction, at mem.DevAddr, n int, off int64) error {
 	f.mu.Lock()
 	gone := f.gone
@@ -306,8 +307,8 @@ func (f *simFile) admit(d storage.Direction, at mem.DevAddr, n int, off int64) e
 	return nil
 }
 
-// carry moves bytes between the file and b, the device's memory at that address, until the file or
-// b ends.
+// carry moves bytes between the file and b, the device's memory at address at, until the end of the
+// file or of b.
 func (f *simFile) carry(d storage.Direction, at mem.DevAddr, b []byte, off int64, struck *fault.Fault) (int64, error) {
 	if err := f.admit(d, at, len(b), off); err != nil {
 		return 0, err

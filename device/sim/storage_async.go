@@ -41,7 +41,7 @@ func (f *simFile) Enqueue(dq device.Queue, d storage.Direction, e mem.Extent, w 
 	return q.simulated().enqueue(op{kind: opFile, file: &fileWork{f: f, dir: d, at: e.Dev(), words: w.Dev()}})
 }
 
-// simulated returns the queue. Tests that wrap a queue can still reach it.
+// simulated returns the queue. Types that wrap a queue in tests inherit it.
 func (q *Queue) simulated() *Queue { return q }
 
 // Outcome implements storage.Enqueuer.
@@ -57,8 +57,8 @@ func (f *simFile) Outcome(_ storage.Direction, _ mem.Extent, w storage.Words) (i
 	return 0, err
 }
 
-// moveFile runs a transfer. It writes the transfer's own failure to its words. An error that it
-// returns breaks the queue.
+// moveFile runs a transfer. It writes the transfer's own failure to the transfer's words. An error
+// that it returns breaks the queue.
 func (q *Queue) moveFile(o *op) error {
 	w := o.file
 	var failed error
@@ -78,7 +78,7 @@ func (q *Queue) moveFile(o *op) error {
 	if err != nil {
 		return err
 	}
-	if at != 0 && failed == nil { // as libcufile 1.15 does in its compatibility mode
+	if at != 0 && failed == nil { // like libcufile 1.15 in its compatibility mode
 		failed = fmt.Errorf("%s: an offset of %d in the buffer: %w", fileCall(w.dir), at, unix.EIO)
 	}
 	var n int64

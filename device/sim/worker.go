@@ -37,7 +37,7 @@ func (q *Queue) stop() {
 	<-q.stopped
 }
 
-// abandon ends the queue of a closing device. Pending operations fail.
+// abandon closes the queue of a closing device. Pending operations fail.
 func (q *Queue) abandon() {
 	q.fail("run", errClosed("simCtxDestroy"))
 	q.mu.Lock()
@@ -162,8 +162,8 @@ func (x *executor) carryOut(o *op) error {
 	return err
 }
 
-// paced is perform in model time. The work starts when the latency is over. Copies and fills, whose
-// length is known, write their bytes at their end; kernels write them as they run.
+// paced is perform in model time. The work starts after the latency. Copies and fills, whose length
+// is known, write their bytes at their end; kernels write them as they run.
 func (q *Queue) paced(o *op) error {
 	x, l := &q.exec, &q.dev.link
 	var t traffic
@@ -186,8 +186,8 @@ func (q *Queue) paced(o *op) error {
 	return q.until(x.at)
 }
 
-// direction returns the part of the link that the operation occupies first. It adds the bytes known
-// in advance to t.
+// direction returns the part of the link that the operation uses first. It adds the bytes that are
+// known in advance to t.
 func (q *Queue) direction(o *op, t *traffic) direction {
 	r := q.dev.space.lockMemory()
 	defer r.unlock()
@@ -199,7 +199,7 @@ func (q *Queue) direction(o *op, t *traffic) direction {
 	for i, p := range pieces {
 		dst, src := r.find(p.Dst), r.find(p.Src)
 		if dst == nil {
-			continue // perform reports the error
+			continue // perform returns the error
 		}
 		if src == nil { // o is a fill
 			src = dst
@@ -220,7 +220,7 @@ func (q *Queue) until(at time.Time) error {
 	return nil
 }
 
-// decide looks up the fault of o once.
+// decide looks up the fault of o, once.
 func (q *Queue) decide(o *op) {
 	if o.decided {
 		return
@@ -235,8 +235,8 @@ func (q *Queue) decide(o *op) {
 	}
 }
 
-// findFault returns the fault of an operation of that name. If moves is set, the operation moves
-// bytes and also counts as OpWork.
+// findFault returns the fault of the named operation. If moves is set, the operation moves bytes
+// and also counts as OpWork.
 func (d *Device) findFault(name string, moves bool) (fault.Fault, bool) {
 	f, hit := d.o.Faults.Hit(name)
 	if !hit && moves {
@@ -245,7 +245,7 @@ func (d *Device) findFault(name string, moves bool) (fault.Fault, bool) {
 	return f, hit
 }
 
-// applyFault applies the effect of a fault before the work, or instead of it.
+// applyFault applies the effect of a fault before the work, or instead of the work.
 func (d *Device) applyFault(name string, f *fault.Fault) error {
 	switch f.Action {
 	case fault.Fail, fault.Crash:
@@ -283,8 +283,9 @@ const (
 	pollMost  = 500 * time.Microsecond
 )
 
-// awaitWord waits until the word is large enough. The CPU writes the word without a notice, so
-// awaitWord polls it: in real time even with an injected clock, and less often the longer it takes.
+// awaitWord waits until the word is large enough. The CPU writes the word without a notification,
+// so awaitWord polls it: in real time even with an injected clock, and less often the longer it
+// takes.
 func (q *Queue) awaitWord(o *op) error {
 	t := time.NewTimer(pollFirst)
 	defer t.Stop()
@@ -337,7 +338,7 @@ func (o *op) name() string {
 	return o.work()
 }
 
-// work returns the operation's name for faults.
+// work returns the operation's name in fault plans.
 func (o *op) work() string {
 	switch o.kind {
 	case opCopy:

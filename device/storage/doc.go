@@ -4,9 +4,9 @@
 // # The words of a transfer
 //
 // A library reads size and offsets of a queued transfer when the queue runs it, and writes the
-// number of moved bytes when it is done. These four words are a block of pinned memory from a pool.
-// A block returns to the pool only when the event recorded after its transfer is done, even if the
-// transfer was closed earlier. If the queue is broken, this is never known. The block is then not
+// number of moved bytes when the transfer is done. These four words are a block of pinned memory
+// from a pool. A block returns to the pool only when the event recorded after its transfer is done,
+// even if the transfer was closed earlier. If the queue breaks before that, the block is not
 // reused, and the file stays registered.
 //
 // # Concurrency

@@ -19,9 +19,9 @@ type file struct {
 	mu      sync.Mutex
 	closing bool
 	gone    bool
-	calls   int                    // in progress
-	live    map[*transfer]struct{} // not known to be finished
-	left    []*transfer            // those of live that no caller uses
+	calls   int                    // running calls
+	live    map[*transfer]struct{} // transfers that are not known to be finished
+	left    []*transfer            // transfers in live that no caller uses
 	changed chan struct{}          // closed and replaced when a call ends or a transfer finishes
 }
 
@@ -62,7 +62,7 @@ func (f *file) carry(d Direction, e mem.Extent, off int64) (int64, error) {
 	return checked(n, e.Len, err)
 }
 
-// checked returns an error for impossible counts.
+// checked returns an error if the library returned an impossible count.
 func checked(n, asked int64, err error) (int64, error) {
 	if err == nil && (n < 0 || n > asked) {
 		return 0, fmt.Errorf("the library reports %d of %d bytes as moved: %w", n, asked, errdefs.ErrBroken)
@@ -122,7 +122,7 @@ func (f *file) reap() {
 	f.mu.Unlock()
 	for _, t := range list {
 		if t.retain() {
-			_, _, _ = t.Done() // an owner that still exists gets the result from its own call
+			_, _, _ = t.Done() // an owner that still uses the transfer calls Done itself
 			t.drop()
 		}
 	}
@@ -141,7 +141,7 @@ func (f *file) Close(ctx context.Context) error {
 			over := t.isOver()
 			t.drop()
 			if over {
-				err = nil // the owner gets the transfer's error
+				err = nil // the owner receives the transfer's error
 			}
 		} else {
 			select {
@@ -156,8 +156,8 @@ func (f *file) Close(ctx context.Context) error {
 	}
 }
 
-// step closes the file if it is unused. Otherwise it returns an object to wait for: a transfer,
-// held, or the end of a call.
+// step closes the file if it is unused. Otherwise it returns what Close must wait for: a retained
+// transfer, or the channel for the end of a call.
 func (f *file) step() (t *transfer, changed <-chan struct{}, done bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -194,7 +194,7 @@ func (s *Storage) forget(f *file) {
 	delete(s.files, f)
 }
 
-// abandon closes a file that its owner did not close.
+// abandon closes a file that is still open.
 func (f *file) abandon() {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -10,23 +10,23 @@ import (
 	"github.com/kvlane/kvlane/internal/mounts"
 )
 
-// Prospect is the answer of Look.
+// Prospect is the result of Look.
 type Prospect struct {
 	// Mode is the mode that files of the directory will probably have.
 	device.StorageMode
-	Remedy string // remedy if the mode is not direct, or ""
+	Remedy string // how to make the mode direct, or ""
 }
 
-// localTypes and networkTypes are the file systems with GPU Direct Storage, by their names in the
-// mount table.
+// localTypes and networkTypes are the file systems that support GPU Direct Storage, by their names
+// in the mount table.
 var (
 	localTypes   = map[string]bool{"ext4": true, "xfs": true}
 	networkTypes = map[string]bool{"nfs": true, "nfs4": true, "lustre": true, "gpfs": true, "beegfs": true, "wekafs": true}
 )
 
-// Look reports whether files in dir, an absolute and clean path, can probably be read to memory of
-// a GPU without passing through the host. It reads only proc and sys of the machine, and loads no
-// library. The mode of an open file is exact: see device.StorageFile.
+// Look reports whether files in dir, an absolute and clean path, can probably be read into GPU
+// memory without passing through the host. It reads only proc and sys of the machine, and loads no
+// library. The exact mode is that of an open file: see device.StorageFile.
 func Look(machine fs.FS, dir string) Prospect {
 	no := func(remedy, format string, args ...any) Prospect {
 		return Prospect{device.StorageMode{Reason: fmt.Sprintf(format, args...)}, remedy}
@@ -69,10 +69,10 @@ func nameOf(fsType string) string {
 	return fsType
 }
 
-// nvidiaVendor is NVIDIA's number on the PCI bus.
+// nvidiaVendor is NVIDIA's vendor number on the PCI bus.
 const nvidiaVendor = "0x10de"
 
-// offersP2P reports whether a GPU's driver offers its memory to other devices of the PCI bus.
+// offersP2P reports whether a GPU's driver offers GPU memory to other devices of the PCI bus.
 func offersP2P(machine fs.FS) bool {
 	offers, err := fs.Glob(machine, "sys/bus/pci/devices/*/p2pmem")
 	if err != nil {

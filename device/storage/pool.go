@@ -17,7 +17,7 @@ type pool struct {
 	free  []Words
 }
 
-// slabBlocks is the number of blocks that are allocated at a time: one page.
+// slabBlocks is the number of blocks that are allocated together: one page.
 const slabBlocks = 4096 / WordsBytes
 
 // grow allocates at least n blocks.
@@ -65,7 +65,7 @@ func (p *pool) put(w Words) {
 	p.free = append(p.free, w)
 }
 
-// close frees the memory. No block is in use.
+// close frees the memory. No block may be in use.
 func (p *pool) close() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()

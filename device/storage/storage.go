@@ -11,11 +11,11 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// DefaultTransfers is the default number of queued transfers that memory is allocated for in
+// DefaultTransfers is the default number of queued transfers for which memory is allocated in
 // advance.
 const DefaultTransfers = 64
 
-// Storage implements device.Storage on a Driver.
+// Storage implements device.Storage with a Driver.
 type Storage struct {
 	drv   Driver
 	index int // of the device
@@ -25,7 +25,7 @@ type Storage struct {
 	mu      sync.Mutex
 	closing bool
 	closed  bool
-	calls   int // Register, RegisterBuffer, UnregisterBuffer in progress
+	calls   int // running calls of Register, RegisterBuffer and UnregisterBuffer
 	files   map[*file]struct{}
 	buffers map[*mem.Region]bool // false while the driver registers or unregisters the buffer
 }
@@ -33,7 +33,7 @@ type Storage struct {
 var _ device.Storage = (*Storage)(nil)
 
 // New returns a storage of dev. Closing the storage calls gone, unless it is nil. If New fails, the
-// caller closes drv.
+// caller must close drv.
 func New(dev device.Device, drv Driver, o device.StorageOptions, gone func()) (*Storage, error) {
 	s := &Storage{
 		drv: drv, index: dev.Info().Index, words: pool{dev: dev}, gone: gone,
@@ -53,7 +53,7 @@ func New(dev device.Device, drv Driver, o device.StorageOptions, gone func()) (*
 	return s, nil
 }
 
-// begin and end surround calls that must finish before Close proceeds.
+// begin starts a call that must finish before Close proceeds. end ends it.
 func (s *Storage) begin() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -162,7 +162,7 @@ func (s *Storage) mine(r *mem.Region) error {
 func (s *Storage) Close() error { return s.shut(true) }
 
 // Abandon is Close for a closing device: no transfer is running, and the device frees the words
-// with its other memory. Its error reports that the storage was open.
+// with its other memory. It always returns an error, which states that the storage was still open.
 func (s *Storage) Abandon() error {
 	err := s.shut(false)
 	return errors.Join(fmt.Errorf("the storage of device %d was still open: %w", s.index, errdefs.ErrBusy), err)

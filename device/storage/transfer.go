@@ -10,8 +10,8 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// transfer is a read or write that a queue runs. It stays in its file's live until it is finished,
-// which keeps its words valid even if the owner has closed it.
+// transfer is a read or write on a queue. It stays in live of its file until it is finished, which
+// keeps its words valid even if the owner has closed it.
 type transfer struct {
 	f   *file
 	drv Enqueuer
@@ -19,17 +19,17 @@ type transfer struct {
 	mem mem.Extent
 	off int64
 	w   Words
-	// event follows the transfer. It is nil if none could be recorded; lost then has the reason,
+	// event follows the transfer. It is nil if no event could be recorded; lost then is the reason,
 	// and the transfer never finishes.
 	event device.Event
 	lost  error
 
 	mu    sync.Mutex
-	gone  bool // the owner has closed it
+	gone  bool // Close was called
 	refs  int  // one for the owner, until Close, and one for each call that uses the event
 	over  bool
 	moved int64
-	err   error // valid once over is set
+	err   error // valid after over is set
 }
 
 // EnqueueRead implements device.StorageEnqueuer.
@@ -70,7 +70,7 @@ func (f *enqueuer) start(d Direction, q device.Queue, e mem.Extent, off int64) (
 	w.Store(WordMoved, Unset)
 	t := &transfer{f: f.file, drv: drv, dir: d, mem: e, off: off, w: w, refs: 1}
 	if e.Len == 0 {
-		w.Store(WordMoved, 0) // libraries differ for empty transfers
+		w.Store(WordMoved, 0) // libraries treat empty transfers differently
 	} else {
 		err = drv.Enqueue(q, d, e, w)
 	}
@@ -84,14 +84,14 @@ func (f *enqueuer) start(d Direction, q device.Queue, e mem.Extent, off int64) (
 	f.live[t] = struct{}{}
 	f.mu.Unlock()
 	if err != nil {
-		// the words stay until the queue has passed a transfer that may have been enqueued
+		// The transfer may have been enqueued; its words stay until the queue has passed it.
 		t.Close()
 		return nil, err
 	}
 	return t, nil
 }
 
-// reapLeft releases the words of transfers that were closed first and are finished now.
+// reapLeft releases the words of finished transfers whose owners closed them before.
 func (f *file) reapLeft() {
 	f.mu.Lock()
 	left := f.left
@@ -99,13 +99,13 @@ func (f *file) reapLeft() {
 	f.mu.Unlock()
 	for _, t := range left {
 		if t.retain() {
-			_, _, _ = t.Done() // the result has no reader
+			_, _, _ = t.Done() // the result is not needed
 			t.drop()
 		}
 	}
 }
 
-// retain keeps the event until drop. It returns false if the transfer is finished.
+// retain keeps the event until drop. It returns false if the transfer is already finished.
 func (t *transfer) retain() bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -116,8 +116,8 @@ func (t *transfer) retain() bool {
 	return true
 }
 
-// drop undoes hold, or releases the owner's reference. The last drop closes the event of a finished
-// transfer. It adds an unfinished transfer to the file's left.
+// drop ends a retain, or the owner's use. The last drop closes the event of a finished transfer,
+// and adds an unfinished transfer to the file's left.
 func (t *transfer) drop() {
 	t.mu.Lock()
 	t.refs--
@@ -164,7 +164,7 @@ func (t *transfer) Wait(ctx context.Context) (moved int64, err error) {
 			return 0, t.lost
 		}
 		if err := t.event.Wait(ctx); err != nil {
-			// The context ended, or the queue is broken. The event still reports whether the
+			// The context has ended, or the queue is broken. The event still reports whether the
 			// transfer is done.
 			done, failed := t.event.Done()
 			if !done {
@@ -186,7 +186,7 @@ func (t *transfer) verdict() (moved int64, done bool, err error) {
 	return t.moved, true, t.err
 }
 
-// finish ends a transfer whose event is done. failed is the queue's error. It releases the words.
+// finish ends a transfer whose event is done, and releases its words. failed is the queue's error.
 func (t *transfer) finish(failed error) {
 	t.mu.Lock()
 	if t.over {

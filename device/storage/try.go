@@ -35,7 +35,7 @@ func Try(ctx context.Context, dev device.Device, st device.Storage, dir string) 
 		return mode, fmt.Errorf("not tried: %w", err)
 	}
 	defer func() { err = errors.Join(err, f.Close(), os.Remove(f.Name())) }()
-	// If the file system lacks O_DIRECT, the mode shows it.
+	// If the file system does not support O_DIRECT, the mode shows that.
 	flags, err := unix.FcntlInt(f.Fd(), unix.F_GETFL, 0)
 	if err == nil {
 		_, _ = unix.FcntlInt(f.Fd(), unix.F_SETFL, flags|unix.O_DIRECT)
@@ -52,7 +52,7 @@ func Try(ctx context.Context, dev device.Device, st device.Storage, dir string) 
 	return sf.Mode(), writeAndRead(ctx, dev, sf)
 }
 
-// writeAndRead writes a page of device memory to a file, reads it to another page, and compares
+// writeAndRead writes a page of device memory to a file, reads it into another page, and compares
 // them.
 func writeAndRead(ctx context.Context, dev device.Device, sf device.StorageFile) (err error) {
 	const page = device.StorageAlign
@@ -92,7 +92,7 @@ func writeAndRead(ctx context.Context, dev device.Device, sf device.StorageFile)
 	return nil
 }
 
-// copyNow copies by its own queue and waits.
+// copyNow copies on a new queue and waits.
 func copyNow(ctx context.Context, dev device.Device, dst, src mem.Extent) error {
 	q, err := dev.OpenQueue(device.QueueOptions{})
 	if err != nil {

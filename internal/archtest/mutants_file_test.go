@@ -164,7 +164,7 @@ var fileMutants = []mutant{
 		"stream/file/part.go", "(!q.write || start%Align == 0)", "true",
 		"stream/file/piece.go", "	if buffered && pieces[0].write {\n", "	if buffered && !pieces[0].write {\n"),
 	defect("stream/file", "TestDefectBrokenQueueIsWaitedForWithoutEnd",
-		"stream/file/queue_cufile.go", "		return // it is open still\n", "		_ = 0 // it is open still\n"),
+		"stream/file/queue_cufile.go", "		return // the queue is still open\n", "		_ = 0 // it is open still\n"),
 	defect("stream/file", "TestDefectBrokenQueueIsWaitedForWithoutEnd",
 		"stream/file/queue_cufile.go", "context.WithDeadline(context.Background(), l.until)", "context.WithCancel(context.Background())"),
 	defect("stream/file", "TestDefectUnsupportedCuFileIsNotGivenUp",

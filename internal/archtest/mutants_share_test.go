@@ -55,7 +55,7 @@ var shareMutants = []mutant{
 	defect("share", "TestRequirement8GoodOnlyIfLive",
 		"stream/copy/complete.go", "	if err == nil {\n		err = o.live()\n	}\n", ""),
 	defect("device/cuda", "TestImportMemory",
-		"device/cuda/peer.go", "		return false // another device imported it, and has access alone\n", "		return true\n"),
+		"device/cuda/peer.go", "		return false // only the device that imported the memory has access\n", "		return true\n"),
 	defect("device/cuda", "TestImportMemory",
 		"device/cuda/memory.go", "func (a *allocation) piecemeal() bool { return a.handle != 0 && !a.imported }", "func (a *allocation) piecemeal() bool { return a.handle != 0 }"),
 	defect("device/cuda", "TestExportForeignMemory",

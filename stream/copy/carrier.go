@@ -11,21 +11,23 @@ import (
 	"github.com/kvlane/kvlane/stream/copy/plan"
 )
 
-// MinCarried is the least number of batches that a Carrier's streams accept.
+// MinCarried is the number of batches that a Carrier's streams must at least accept.
 const MinCarried = move.MaxCalls
 
-// Carrier is the path by RDMA NICs of copy streams: nic or nic-soft. Several streams may share it.
-// After it has failed one of them, streams that have other paths no longer use it. Do not change
-// the fields once a stream has it.
+// Carrier is a path of copy streams that uses RDMA NICs: nic or nic-soft. Several streams may share
+// it. After its NICs have failed in one stream, streams with other paths stop using it. Do not
+// change the fields after a stream was opened with it.
 //
-// A batch that the NICs fail breaks the stream. NICs refuse a batch if they have failed before or
-// no longer reach its memory. Then the stream copies it by copy engine and gives the path up.
+// A batch that fails on the NICs breaks the stream. NICs refuse a batch if they have failed before
+// or can no longer access its memory. The stream then copies the batch by copy engine and stops
+// using the path.
 type Carrier struct {
 	// Path is the path in completions: stream.PathNIC or stream.PathNICSoft.
 	Path stream.Path
-	// Open opens an ordered stream over the NICs, when the path is first chosen. The stream accepts
-	// MinCarried batches, so that Submit does not block. It has deadlines: no ticket stays
-	// unresolved because a NIC is silent. The copy stream closes it.
+	// Open opens an ordered stream over the NICs. It is called when the path is first chosen. The
+	// stream must accept MinCarried batches, so that Submit does not block, and must have
+	// deadlines, so that every ticket resolves even if a NIC does not respond. The copy stream
+	// closes it.
 	Open func() (stream.Stream, error)
 	// Reaches reports whether the NICs can access r. The result may become false while no batch
 	// uses r.
@@ -43,7 +45,7 @@ func (c *Carrier) validate(bad func(format string, args ...any)) {
 	}
 }
 
-// Err returns why the NICs failed or refused a batch, or nil.
+// Err returns the reason why NICs have failed or refused a batch, or nil.
 func (c *Carrier) Err() error {
 	if err := c.broken.Load(); err != nil {
 		return *err
@@ -51,11 +53,11 @@ func (c *Carrier) Err() error {
 	return nil
 }
 
-// fail records the first cause for which the NICs are given up.
+// fail records the first reason to stop using the NICs.
 func (c *Carrier) fail(err error) { c.broken.CompareAndSwap(nil, &err) }
 
-// nicFailure returns why the NICs of path p failed before, or nil. A stream forced onto the path
-// uses them again.
+// nicFailure returns the earlier failure of the NICs of path p, or nil. It returns nil for a stream
+// that is forced onto the path, which tries again.
 func (s *Stream) nicFailure(p stream.Path) error {
 	if c := s.opts.NIC; c != nil && c.Path == p && s.opts.Path != p {
 		return c.Err()

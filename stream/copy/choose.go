@@ -13,7 +13,7 @@ import (
 	"github.com/kvlane/kvlane/stream/copy/plan"
 )
 
-// The reasons in completions, in addition to those of package plan.
+// The reasons in completions that package plan does not define.
 const (
 	ReasonForced     = "the path was forced by an option"
 	ReasonOnly       = "the only path of this device"
@@ -24,17 +24,17 @@ const (
 	ReasonUnstarted  = "ended before it started"
 )
 
-// Planner chooses a path for each batch and observes the outcome. Safe for concurrent use. It must
-// not block.
+// Planner chooses a path for each batch and observes the results. It must be safe for concurrent
+// use and must not block.
 type Planner interface {
 	// Choose returns the path of a batch, one of can, and its parameters.
 	Choose(r plan.Request, can plan.Paths) plan.Choice
-	// Observe reports the duration of a successful batch, from its start or from the end of the
-	// batch before it.
+	// Observe reports the duration of a successful batch. It is measured from the start of the
+	// batch or, if later, from the end of the previous batch.
 	Observe(c plan.Choice, r plan.Request, actual time.Duration)
 }
 
-// choose sets o.choice and related fields. After an error the batch is not accepted.
+// choose sets o.choice and related fields. If it returns an error, the batch is not accepted.
 func (s *Stream) choose(ctx context.Context, o *op) error {
 	forced := s.opts.Path
 	switch {
@@ -52,8 +52,8 @@ func (s *Stream) choose(ctx context.Context, o *op) error {
 	return nil
 }
 
-// OnlyPath returns the path of a device that has one path, else PathNone. A device without copy
-// engines copies by its kernels, which checksum each byte as they copy it.
+// OnlyPath returns the path of a device that has a single path, otherwise PathNone. A device
+// without copy engines copies by its kernels, which checksum each byte as they copy it.
 func OnlyPath(dev device.Device) stream.Path {
 	if dev.Info().CopyEngines == 0 {
 		return stream.PathKernel
@@ -61,7 +61,7 @@ func OnlyPath(dev device.Device) stream.Path {
 	return stream.PathNone
 }
 
-// forcedReason returns why every batch takes the path of the options.
+// forcedReason returns the reason why every batch takes the path in the options.
 func (s *Stream) forcedReason() string {
 	if s.opts.Path == OnlyPath(s.dev) {
 		return ReasonOnly
@@ -69,14 +69,15 @@ func (s *Stream) forcedReason() string {
 	return ReasonForced
 }
 
-// plan lets the planner choose among the paths that support the batch. The request names the paths
-// that leave checksums to a CPU. If a path cannot be prepared, plan drops it and chooses again.
+// plan lets the planner choose among the paths that support the batch. The request contains the
+// paths that leave checksums to a CPU. If the chosen path cannot be prepared, plan removes it and
+// chooses again.
 func (s *Stream) plan(ctx context.Context, o *op) error {
 	s.resumePaths()
 	can, summing := s.can(o)
 	o.request = request(&o.work)
 	if o.request.Summed = o.work.WantsSums(); o.request.Summed {
-		if o.request.Dir == plan.D2D && summing != 0 { // no CPU can sum what stays on the device
+		if o.request.Dir == plan.D2D && summing != 0 { // no CPU can sum data that stay on the device
 			can &= summing
 		}
 		o.request.Unsummed = can &^ summing
@@ -114,8 +115,8 @@ func (s *Stream) can(o *op) (can, summing plan.Paths) {
 	return can, summing
 }
 
-// alone returns the paths of can by which a batch starts only after all batches ahead have ended.
-// last is the path of the batch before.
+// alone returns the paths in can on which a batch starts only after all earlier batches have ended.
+// last is the path of the previous batch.
 func alone(can plan.Paths, last stream.Path) plan.Paths {
 	if isUnordered(last) {
 		return can.Without(last)
@@ -139,7 +140,8 @@ func request(b *move.Batch) plan.Request {
 	return r
 }
 
-// direction returns the planner's direction of a batch. The part that crosses the bus decides.
+// direction returns the planner's direction of a batch, which is that of its bytes that cross the
+// bus.
 func direction(w describe.Ways) plan.Direction {
 	switch {
 	case w&describe.H2D != 0:
@@ -152,8 +154,8 @@ func direction(w describe.Ways) plan.Direction {
 	return plan.D2D
 }
 
-// account completes o's part in the predictions before it resolves: it sets c.Predicted and reports
-// the duration to the planner. Calls do not overlap.
+// account removes o from the predicted work ahead before o resolves. It sets c.Predicted and
+// reports the duration to the planner. Calls do not overlap.
 func (s *Stream) account(o *op, c *stream.Completion, err error) {
 	s.ahead.Add(-int64(o.choice.Predicted))
 	before := time.Duration(s.finished.Swap(int64(c.Finished.Sub(s.epoch))))
@@ -166,7 +168,7 @@ func (s *Stream) account(o *op, c *stream.Completion, err error) {
 	}
 	c.Summed = o.work.At.Summed
 	if !o.planned || o.afterEvent || o.paced {
-		return // it waited for other work
+		return // the batch has waited for other work
 	}
 	if at := o.handOffAt.Load(); at != 0 && time.Duration(s.finished.Load()-at) > maxUnseen {
 		return // completed before it was polled, at an unknown time
@@ -174,7 +176,7 @@ func (s *Stream) account(o *op, c *stream.Completion, err error) {
 	s.planner.Observe(o.choice, o.request, c.Finished.Sub(s.from(o, before)))
 }
 
-// from returns the later of o's start and the end of the batch before.
+// from returns the later of o's start and the end of the previous batch.
 func (s *Stream) from(o *op, finished time.Duration) time.Time {
 	if before := s.epoch.Add(finished); before.After(o.Started) {
 		return before

@@ -14,22 +14,22 @@ import (
 	"github.com/kvlane/kvlane/stream/copy/move"
 )
 
-// pollBytes is the largest batch for which a waiting goroutine polls. 8 MiB take 170 us over PCIe
-// 5. For larger ones the wake-up of a goroutine matters little.
+// pollBytes is the size of the largest batch for which a waiting goroutine polls. 8 MiB take 170 us
+// over PCIe 5; with larger batches the time to wake a goroutine matters little.
 const pollBytes = 8 << 20
 
-// handOff is how long a batch is left to Ticket.Wait before the completer takes it.
+// handOff is the time after which the completer takes over a batch from Ticket.Wait.
 const handOff = 200 * time.Microsecond
 
-// maxUnseen is the longest time without a poll after which the observed duration of a small batch
-// is used. Small batches take 5 to 40 us.
+// maxUnseen is the longest time without a poll after which the duration of a small batch is still
+// reported to the planner. Small batches take 5 to 40 us.
 const maxUnseen = 40 * time.Microsecond
 
 // Steps are completed under Stream.completing, by the completer goroutine or by a goroutine in
 // Ticket.Wait that finds the lock free. They are removed from inFlight in order.
 
-// completeLoop is the completer. It sleeps until woken and then completes steps until nothing is in
-// flight. It returns when ctx ends.
+// completeLoop runs the completer. It sleeps until it is woken, and then completes steps until
+// nothing is in flight. It returns when ctx ends.
 func (s *Stream) completeLoop(ctx context.Context) {
 	for {
 		select {
@@ -45,8 +45,8 @@ func (s *Stream) completeLoop(ctx context.Context) {
 	}
 }
 
-// handOffExpired runs handOff after push. It clears handOffArmed before it wakes the completer: a
-// push that finds the timer armed is seen by this wake-up.
+// handOffExpired runs a time of handOff after push. It clears handOffArmed before it wakes the
+// completer, so that the completer sees the step of a push that found the timer armed.
 func (s *Stream) handOffExpired() {
 	s.handOffArmed.Store(false)
 	s.wakeCompleter()
@@ -61,7 +61,7 @@ func (s *Stream) wakeCompleter() {
 }
 
 // push adds a step to the steps in flight. A small batch on an idle stream is left to Ticket.Wait
-// for handOff: waking the completer takes longer than the start of Wait.
+// for a time of handOff, because waking the completer takes longer than starting Wait.
 func (s *Stream) push(it *item) {
 	o := it.op
 	o.AddInFlight()
@@ -75,8 +75,8 @@ func (s *Stream) push(it *item) {
 	}
 }
 
-// Watch implements stream.Driver. push reads watched after it adds the step, and the completer
-// reads the steps after it was woken. So one of them sees the other.
+// Watch implements stream.Driver. push reads watched after it has added the step, and the completer
+// reads the steps after it was woken. Therefore at least one of them completes the step.
 func (o *op) Watch() {
 	if !o.watched.Load() {
 		o.watched.Store(true)
@@ -88,19 +88,19 @@ func (o *op) Watch() {
 func (o *op) Poll() bool {
 	s := o.stream
 	if !s.completing.TryLock() {
-		return !s.completerActive.Load() // the completer may hold the lock for long
+		return !s.completerActive.Load() // if active, the completer may hold the lock for long
 	}
 	left := s.complete(false)
 	s.completing.Unlock()
 	return left && o.small()
 }
 
-// small reports whether polling for the batch is worthwhile.
+// small reports whether the batch is small enough to poll for it.
 func (o *op) small() bool { return o.work.Bytes <= pollBytes }
 
 // complete completes steps whose events are done, in order, and resolves their tickets. If wait is
-// false, it stops at the first event that is not done and reports whether polling for it is
-// worthwhile. The caller holds completing.
+// false, it stops at the first event that is not done and reports whether to continue polling. The
+// caller holds completing.
 func (s *Stream) complete(wait bool) (left bool) {
 	for it := s.inFlight.peek(); it != nil; {
 		if wait && it.last {
@@ -127,14 +127,14 @@ func (s *Stream) complete(wait bool) (left bool) {
 		it.GiveBack()
 		o := it.op
 		it = s.inFlight.pop()
-		o.Land()
+		o.RemoveInFlight()
 		s.life.ResolveCompleted()
 	}
 	return false
 }
 
-// Notify implements move.Teller. It reports the first groups page groups of the batch as completed,
-// unless they were reported before. The caller holds completing.
+// Notify implements move.Notifier. It reports that the first groups page groups of the batch have
+// completed, unless it has reported them before. The caller holds completing.
 func (o *op) Notify(groups int) {
 	if groups > o.reportedGroups {
 		if o.live() != nil {
@@ -157,11 +157,11 @@ func (s *Stream) expect(it *item) {
 	e.Expect(s.from(o, time.Duration(s.finished.Load())).Add(o.choice.Predicted))
 }
 
-// poll reports whether the step is over, or waits for it. quiet is false if the device may still
-// access the memory. The wait has no deadline: the memory stays in use as long.
+// poll reports whether the step is over; if wait is set, it waits until then. quiet is false if the
+// device may still access the memory. The wait has no deadline, because the memory stays in use.
 func (it *item) poll(wait bool) (over, quiet bool, err error) {
 	if it.Lost {
-		return true, false, nil // the batch has failed already
+		return true, false, nil // the batch has already failed
 	}
 	if over, quiet, err = pollEvent(it.Event, wait); over {
 		it.Event.Close()
@@ -169,7 +169,7 @@ func (it *item) poll(wait bool) (over, quiet bool, err error) {
 	return over, quiet, err
 }
 
-// pollEvent reports whether e is done or failed, or waits for that.
+// pollEvent reports whether e is done or has failed; if wait is set, it waits until then.
 func pollEvent(e device.Event, wait bool) (over, quiet bool, err error) {
 	if !wait {
 		quiet, err = e.Done()
@@ -197,15 +197,15 @@ func (o *op) Finish(err error) (stream.Completion, error) {
 		c.Bytes, c.Pieces = o.work.Bytes, o.work.Pieces
 	}
 	o.stream.account(o, &c, err)
-	// The ticket references o as its driver and may be kept for long: drop the batch.
+	// The ticket references o as its driver and may be kept for long, so release the batch.
 	o.work.At = describe.Cursor{}
 	o.carried.Store(nil)
 	o.origins.Release()
 	return c, err
 }
 
-// fail records a failure of the device or the NICs. A NIC's cancellation on request ends the batch
-// and does not break the stream.
+// fail records a failure of the device or the NICs. If a NIC has canceled the batch on request,
+// only the batch ends, and the stream does not break.
 func (it *item) fail(err error) {
 	o := it.op
 	if _, ok := it.Event.(move.Carried); ok {
@@ -218,7 +218,7 @@ func (it *item) fail(err error) {
 	o.Fail(o.failure(err), false)
 }
 
-// failure adds the batch and its path to a cause.
+// failure adds the batch and its path to an error.
 func (o *op) failure(cause error) error {
 	return fmt.Errorf("batch %d by %s: %w", o.ID(), o.choice.Path, cause)
 }

@@ -34,14 +34,15 @@ func (o *op) start() time.Time {
 	return now
 }
 
-// canStep reports whether the pace, the work in pending and the mover allow another step of o.
+// canStep reports whether the pace, the limits of work in flight and the mover permit another step
+// of o.
 func (s *Stream) canStep(o *op, m move.Mover) bool {
 	if s.paced(o) {
 		return false
 	}
 	pending, ok := s.inFlight.admits(o.choice.Path)
 	if !ok || !m.Fits(&o.work, pending) {
-		s.wakeCompleter() // it resumes issuing after it releases resources
+		s.wakeCompleter() // the completer resumes issuing after it has released resources
 		return false
 	}
 	if o.Started.IsZero() {
@@ -65,15 +66,15 @@ func (s *Stream) step(o *op, m move.Mover) *item {
 	o.steps++
 	o.work.Sent += it.Bytes
 	if it.Event == nil && !it.Lost {
-		// A failed call may have started work, so a failed step gets an event too. Without an event
-		// nothing proves when the device stops: the step is lost.
+		// A failed call may have started work, so a failed step needs an event too. If no event can
+		// be recorded, the end of the work cannot be detected, and the step is lost.
 		it.Calls++
 		it.Event = move.Record(s.queue, &err)
 		it.Lost = it.Event == nil
 	}
 	if err != nil {
-		// A broken queue has an earlier cause, maybe a step of this batch. That step's event has
-		// it.
+		// The queue broke earlier, perhaps in a step of this batch. The event of that step returns
+		// the cause.
 		o.Fail(o.failure(err), errors.Is(err, errdefs.ErrBroken))
 	}
 	it.last = done || err != nil
@@ -81,7 +82,7 @@ func (s *Stream) step(o *op, m move.Mover) *item {
 	return it
 }
 
-// move issues a step of o by its mover.
+// move issues a step of o by its mover. done is set if it was the last step.
 func (s *Stream) move(o *op, m move.Mover, it *item) (done bool, err error) {
 	if isUnordered(o.choice.Path) && o.afterEvent && o.steps == 0 {
 		// The stream's queue waits for an event of another queue, which an unordered path does not
@@ -115,8 +116,8 @@ func (s *Stream) move(o *op, m move.Mover, it *item) (done bool, err error) {
 	return done, err
 }
 
-// switchTo orders later steps by path after steps of the path before. PathNone is a call on the
-// stream's queue.
+// switchTo orders later steps on path after steps on the previous path. PathNone stands for a call
+// on the stream's queue.
 func (s *Stream) switchTo(path stream.Path) error {
 	if s.latest == path && path != stream.PathNone {
 		return nil
@@ -130,10 +131,11 @@ func (s *Stream) switchTo(path stream.Path) error {
 	return nil
 }
 
-// Pacing: a choice with a Pace may use its share of the link only. The next step begins no sooner
-// than the time of the one before has passed. Other choices do not wait.
+// Pacing: a batch whose choice has a Pace uses only a part of the link. Each step begins no earlier
+// than the share of the Pace of the previous step after that step's start. Other batches do not
+// wait.
 
-// paced reports whether o's next step must wait, and starts a timer that resumes issuing.
+// paced reports whether o's next step must wait, and if so starts a timer that resumes issuing.
 func (s *Stream) paced(o *op) bool {
 	if o.choice.Pace == 0 {
 		return false
@@ -146,7 +148,7 @@ func (s *Stream) paced(o *op) bool {
 	return wait > 0
 }
 
-// pace counts a step that began at begun, with its share of o's pace by bytes.
+// pace records a step that began at begun, with the share of o's pace that its bytes have.
 func (s *Stream) pace(o *op, it *item, begun time.Time) {
 	if o.choice.Pace == 0 {
 		return

@@ -13,7 +13,7 @@ import (
 	"github.com/kvlane/kvlane/stream/copy/plan"
 )
 
-// Defaults and limits of Options.
+// The defaults and limits of Options.
 const (
 	DefaultQueueDepth  = 1024
 	DefaultDescriptors = 256 << 10
@@ -21,8 +21,8 @@ const (
 	DefaultCTAs        = move.DefaultCTAs
 
 	DefaultStagingBytes = 4 * 8 << 20
-	// BesideStagingBytes is four chunks. Copying one takes about as long as a kernel waits for
-	// multiprocessors beside a large matrix product.
+	// BesideStagingBytes is the default with concurrent work: four chunks. Copying a chunk takes
+	// about as long as a kernel waits for multiprocessors during a large matrix product.
 	BesideStagingBytes = 4 * 64 << 20
 	MinStagingBytes    = 4096
 
@@ -36,14 +36,14 @@ const (
 type Options struct {
 	// Path forces every batch onto one path. With PathNone the planner chooses.
 	Path stream.Path
-	// Planner chooses paths. Nil selects one over plan.Default, whose times may be of another
-	// machine.
+	// Planner chooses paths. Nil selects a planner with plan.Default, whose times may be those of
+	// another machine.
 	Planner Planner
-	// Policy is the goal of choices. The zero value selects the Planner's policy, or throughput
-	// without a Planner. Other values require a Planner with a method With(plan.Policy)
+	// Policy is the goal of the choice of paths. The zero value selects the Planner's policy, or
+	// throughput without a Planner. Other values require a Planner with a method With(plan.Policy)
 	// (*plan.Planner, error).
 	Policy plan.Policy
-	// QueueDepth is the largest number of accepted and unresolved batches. Zero selects
+	// QueueDepth is the maximum number of accepted and unresolved batches. Zero selects
 	// DefaultQueueDepth.
 	QueueDepth int
 	// Descriptors is the size of the ring of kernel descriptors in pinned memory, in units of
@@ -58,26 +58,26 @@ type Options struct {
 	// DefaultStagingBytes, or BesideStagingBytes under balanced and background policies. A negative
 	// value disables staging.
 	StagingBytes int64
-	// NIC adds a path by NICs for batches between host and device memory that they reach. It may be
-	// nil.
+	// NIC adds a path by NICs for batches between host and device memory that the NICs can access.
+	// It may be nil.
 	NIC *Carrier
-	// Prepare makes Open acquire the resources of all paths, the NIC's included, instead of
+	// Prepare makes Open acquire the resources of all paths, including the NICs', instead of
 	// acquiring them when a path is first chosen. Until Close, nothing is allocated, registered,
 	// freed or opened. Streams of the host program that wait for batches (device.StreamAdopter)
-	// need this: a driver may block such calls until those streams have finished. Open fails if a
-	// path that the device has cannot get its resources. HighPriority is implied. A stream with
-	// pending work, or with a pending wait, uses one of the hardware's queues. If there are more
-	// such streams than queues, streams that share a queue with a waiting stream wait too.
+	// need this, because a driver may block such calls until those streams have finished. Open
+	// fails if a path of the device cannot acquire its resources. Prepare implies HighPriority. A
+	// stream with pending work or a pending wait uses one of the hardware's queues. If there are
+	// more such streams than queues, streams that share a queue with a waiting stream wait too.
 	Prepare bool
 	// HighPriority requests queues of the device's highest priority. Balanced and background
 	// policies imply it: their kernels have few thread blocks and should not wait behind other
 	// work.
 	HighPriority bool
-	// Clock is the stream's clock. Nil selects the system's.
+	// Clock is the stream's clock. Nil selects the system clock.
 	Clock clockwork.Clock
 }
 
-// Validate reports every field that is out of range.
+// Validate returns an error for every field that is out of range.
 func (o Options) Validate() error {
 	var errs []error
 	bad := func(format string, args ...any) {

@@ -14,8 +14,9 @@ import (
 	"github.com/kvlane/kvlane/stream/copy/plan"
 )
 
-// findPaths creates the movers of the device and the options. It prepares the requested paths, and
-// by default the kernel path, which most batches take.
+// findPaths creates the movers that the device and the options support. It prepares the forced
+// path, or with Options.Prepare all paths; by default it prepares only the kernel path, which most
+// batches use.
 func (s *Stream) findPaths() error {
 	o, forced, all := &s.opts, s.opts.Path, &s.movers
 	env := &move.Env{
@@ -61,7 +62,7 @@ func (s *Stream) findPaths() error {
 	return nil
 }
 
-// owners yields the movers with resources of their own.
+// owners yields the movers that own resources.
 func (s *Stream) owners(yield func(move.Owner) bool) {
 	for _, m := range s.movers {
 		if o, ok := m.(move.Owner); ok && !yield(o) {
@@ -70,11 +71,12 @@ func (s *Stream) owners(yield func(move.Owner) bool) {
 	}
 }
 
-// ensurePrepared prepares a path unless it is prepared. lost is why the path cannot be prepared,
-// err why the batch cannot be accepted: ctx ended, or the stream is closing or broken.
+// ensurePrepared prepares a path unless it is already prepared. lost is the reason why the path
+// cannot be prepared. err is the reason why the batch cannot be accepted: ctx has ended, or the
+// stream is closing or broken.
 //
-// The driver has no time limit, so a goroutine calls it. Close joins the goroutine by the token
-// s.preparing. If ctx ends, the goroutine continues for later batches.
+// The driver has no time limit, so a separate goroutine calls it. Close waits for the goroutine by
+// the token s.preparing. If ctx ends, the goroutine continues for later batches.
 func (s *Stream) ensurePrepared(ctx context.Context, p stream.Path) (lost, err error) {
 	if _, ok := s.movers[p].(move.Owner); !ok || s.isPrepared(p) {
 		return nil, nil
@@ -112,7 +114,7 @@ func (s *Stream) ensurePrepared(ctx context.Context, p stream.Path) (lost, err e
 	}
 }
 
-// prepare acquires the resources of a path. The caller has the token, or is Open.
+// prepare acquires the resources of a path. The caller has the token s.preparing, or is Open.
 func (s *Stream) prepare(p stream.Path) error {
 	err := s.nicFailure(p)
 	if err != nil {
@@ -140,23 +142,23 @@ func (s *Stream) isDown() bool {
 	}
 }
 
-// A path is suspended for minSuspension at first, and twice as long each further time.
+// A path is first suspended for minSuspension, and each further time twice as long.
 const (
 	minSuspension = time.Second
 	maxSuspension = time.Minute
 )
 
-// suspensions has the paths without memory, which are retried later. Another program may fill the
-// device for a while.
+// suspensions holds the paths that were suspended for lack of memory. They are retried later,
+// because another program may have filled the device temporarily.
 type suspensions struct {
 	next atomic.Int64 // end of the first suspension, in nanoseconds since epoch, or zero
 
 	mu       sync.Mutex
-	until    [stream.PathCount]time.Duration // end, since epoch; zero if not suspended
-	duration [stream.PathCount]time.Duration // of the last suspension
+	until    [stream.PathCount]time.Duration // end of the suspension, since epoch; zero if not suspended
+	duration [stream.PathCount]time.Duration // duration of the last suspension
 }
 
-// suspend suspends p and returns for how long, or zero if it was suspended already.
+// suspend suspends p and returns the duration, or zero if p is already suspended.
 func (a *suspensions) suspend(p stream.Path, now time.Duration) time.Duration {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -169,7 +171,7 @@ func (a *suspensions) suspend(p stream.Path, now time.Duration) time.Duration {
 	return a.duration[p]
 }
 
-// resume returns the paths whose suspension has ended.
+// resume ends expired suspensions and returns their paths.
 func (a *suspensions) resume(now time.Duration) (paths plan.Paths) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -194,11 +196,11 @@ func (a *suspensions) setNext() {
 	a.next.Store(int64(next))
 }
 
-// removePath removes a path from the stream's choices.
+// removePath removes a path from the paths that may be chosen.
 func (s *Stream) removePath(p stream.Path) { s.able.And(^uint32(1 << p)) }
 
-// dropPath removes a path that could not be prepared: for a while if memory was missing, otherwise
-// for good. It returns the cause, with the duration.
+// dropPath removes a path that could not be prepared. It is suspended if memory was missing, and
+// otherwise removed permanently. dropPath returns the cause, with the duration of a suspension.
 func (s *Stream) dropPath(p stream.Path, why error) error {
 	s.removePath(p)
 	if s.nicFailure(p) != nil || !errors.Is(why, errdefs.ErrNoMemory) {
@@ -210,7 +212,7 @@ func (s *Stream) dropPath(p stream.Path, why error) error {
 	return why
 }
 
-// resumePaths returns paths whose suspension has ended to the stream's choices.
+// resumePaths makes paths whose suspension has ended available again.
 func (s *Stream) resumePaths() {
 	if next := s.suspensions.next.Load(); next == 0 || s.now() < time.Duration(next) {
 		return

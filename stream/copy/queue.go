@@ -12,32 +12,34 @@ import (
 type item struct {
 	move.Step
 	op   *op
-	last bool // nothing of op follows
-	// groups is the number of page groups completed with this step, if the batch has reports.
+	last bool // it is the last step of op
+	// groups is the number of page groups that are completed with this step, if the batch requests
+	// reports.
 	groups    int
-	unordered bool // the device does not order it with the stream's queue
+	unordered bool // the device does not order the step relative to the stream's queue
 }
 
-// unorderedPaths are the paths that the device does not order with the stream's queue. The host
-// orders them.
+// unorderedPaths are the paths whose work the device does not order relative to the stream's queue.
+// The host orders it.
 const unorderedPaths plan.Paths = 1<<stream.PathNIC | 1<<stream.PathNICSoft
 
 func isUnordered(p stream.Path) bool { return unorderedPaths.Has(p) }
 
-// stepQueue has the steps in flight, in order. move.InFlight and the stream's depth bound it. Safe
-// for concurrent use. One goroutine at a time pops.
+// stepQueue holds the steps in flight, in order. move.InFlight and the stream's depth bound it. It
+// is safe for concurrent use, but only one goroutine at a time may pop.
 type stepQueue struct {
 	mu            sync.Mutex
 	items         []item // a ring
 	first         int
 	n             int
-	calls         int // device calls whose event is not done
-	unordered     int // number of unordered items, all of path unorderedPath
+	calls         int // device calls whose events are not done
+	unordered     int // number of unordered items, which all have unorderedPath
 	unorderedPath stream.Path
 }
 
-// admits returns the work in flight, and reports whether a step by path may be issued behind it.
-// Unordered steps only follow steps of the same path, and only those follow them.
+// admits returns the work in flight, and reports whether a step on path may be issued after it.
+// Unordered steps and other steps, or unordered steps of different paths, are never in flight
+// together.
 func (f *stepQueue) admits(path stream.Path) (now move.InFlight, ok bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -47,7 +49,7 @@ func (f *stepQueue) admits(path stream.Path) (now move.InFlight, ok bool) {
 	return move.InFlight{Steps: f.n, Calls: f.calls}, ok
 }
 
-// push appends it and reports whether it is the only step.
+// push appends a step and reports whether it is the only one.
 func (f *stepQueue) push(it *item) (only bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -66,7 +68,7 @@ func (f *stepQueue) push(it *item) (only bool) {
 	return f.n == 1
 }
 
-// peek returns the first step, or nil. It is valid until it is popped.
+// peek returns the first step, or nil. The result is valid until the step is popped.
 func (f *stepQueue) peek() *item {
 	f.mu.Lock()
 	defer f.mu.Unlock()

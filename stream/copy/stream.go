@@ -19,17 +19,17 @@ import (
 	"github.com/kvlane/kvlane/stream/ordered"
 )
 
-// Stream is an ordered stream on one queue of a device. It implements stream.EventStream. Safe for
-// concurrent use.
+// Stream is an ordered stream on one queue of a device. It implements stream.EventStream. It is
+// safe for concurrent use.
 type Stream struct {
 	dev   device.Device
 	index int // device index
 	opts  Options
 	life  *ordered.Stream
 
-	// movers has the paths by stream.Path. able is the set of paths that may be chosen, prepared
-	// the set of paths with resources (both plan.Paths). preparing is a token: one goroutine at a
-	// time prepares a path.
+	// movers holds the paths by stream.Path. able is the set of paths that may be chosen, prepared
+	// the set of paths with resources (both plan.Paths). preparing holds a token while one
+	// goroutine prepares a path.
 	movers         [stream.PathCount]move.Mover
 	able, prepared atomic.Uint32
 	suspensions    suspensions
@@ -41,21 +41,21 @@ type Stream struct {
 	ahead atomic.Int64
 	last  atomic.Uint32 // path of the last accepted batch
 
-	// wake wakes the completer. It has one token.
+	// wake wakes the completer. It holds one token.
 	wake chan struct{}
 	// completing is held while steps are completed, also while the completer waits for the device.
 	completing sync.Mutex
-	// completerActive is set while the completer holds completing or is about to.
+	// completerActive is set while the completer holds completing or is about to lock it.
 	completerActive atomic.Bool
-	// handOffTimer wakes the completer for a batch left to Ticket.Wait. handOffArmed is set while
-	// it runs.
+	// handOffTimer wakes the completer for a batch that was left to Ticket.Wait. handOffArmed is
+	// set while the timer runs.
 	handOffTimer clockwork.Timer
 	handOffArmed atomic.Bool
-	// pacing resumes issuing when the first batch of the backlog may continue.
+	// pacing resumes issuing when the pace permits the next step.
 	pacing clockwork.Timer
 
-	// The issuing goroutine uses the following fields. latest is the path that issued last.
-	// waitedForEvent is set after the queue was made to wait for an event of another queue.
+	// Only the issuing goroutine uses the following fields. latest is the path of the last issued
+	// step. waitedForEvent is set after the queue was made to wait for an event of another queue.
 	queue          device.Queue
 	latest         stream.Path
 	waitedForEvent bool
@@ -67,8 +67,8 @@ type Stream struct {
 
 var _ stream.EventStream = (*Stream)(nil)
 
-// Open opens a stream with a queue of its own. A forced path that the device lacks is
-// ErrNotSupported. The stream does not own dev, which must outlive it.
+// Open opens a stream with a new queue. It returns ErrNotSupported if the device does not support a
+// forced path. The stream does not own dev, which must outlive it.
 func Open(dev device.Device, o Options) (*Stream, error) {
 	if err := o.Validate(); err != nil {
 		return nil, fmt.Errorf("open copy stream: %w", err)
@@ -100,7 +100,7 @@ func Open(dev device.Device, o Options) (*Stream, error) {
 	return s, nil
 }
 
-// closeUnopened frees the resources of a stream that Open could not open. It retries once, since
+// closeUnopened frees the resources of a stream that Open could not open. It retries once, because
 // the caller has no stream to close.
 func (s *Stream) closeUnopened() error {
 	ctx, cancel := context.WithTimeout(context.Background(), move.UndoTimeout)
@@ -116,7 +116,7 @@ func (s *Stream) closeUnopened() error {
 // now returns the time since the stream was opened.
 func (s *Stream) now() time.Duration { return s.opts.Clock.Since(s.epoch) }
 
-// reaches returns why the stream's device cannot address r, or nil.
+// reaches returns the reason why the stream's device cannot address r, or nil.
 func (s *Stream) reaches(r *mem.Region) error {
 	if r.Dev() == 0 {
 		return fmt.Errorf("%s has no device address: %w", r, errdefs.ErrInvalid)
@@ -138,19 +138,19 @@ func (s *Stream) Policy() plan.Policy { return s.opts.Policy }
 // Err returns the error that broke the stream, or nil.
 func (s *Stream) Err() error { return s.life.Err() }
 
-// Quarantined returns the number of tickets that are unresolved after a failure, because the device
-// may still access their memory. They resolve when Close has seen the queue idle.
+// Quarantined returns the number of tickets that stay unresolved after a failure, because the
+// device may still access their memory. They resolve when Close has seen the queue idle.
 func (s *Stream) Quarantined() int { return s.life.Quarantined() }
 
-// Close implements stream.Stream. Errors other than the context's come from the device; a further
-// call retries. While the device is active the error is errdefs.ErrBusy.
+// Close implements stream.Stream. Errors other than that of the context come from the device, and a
+// further call retries. While the device is active, the error is errdefs.ErrBusy.
 func (s *Stream) Close(ctx context.Context) error {
 	s.wakeCompleter()
 	return s.life.Close(ctx)
 }
 
-// stop closes the queues of the stream and the movers, and keeps their errors. It waits for a path
-// that is being prepared. No other follows, as the stream is down.
+// stop closes the queues of the stream and the movers, and keeps their errors. It waits until a
+// path that is being prepared is done. No other path is prepared later, because the stream is down.
 func (s *Stream) stop(ctx context.Context) error {
 	select {
 	case s.preparing <- struct{}{}:
@@ -178,7 +178,7 @@ func (s *Stream) stop(ctx context.Context) error {
 	return nil
 }
 
-// free frees all memory, once all queues are idle. After an error a further call continues.
+// free frees all memory. All queues must be idle. After an error a further call continues.
 func (s *Stream) free() error {
 	var errs []error
 	for o := range s.owners {

@@ -19,26 +19,26 @@ import (
 type op struct {
 	ordered.Batch
 	stream         *Stream
-	carried        atomic.Pointer[stream.Ticket] // of the NIC's stream
+	carried        atomic.Pointer[stream.Ticket] // ticket of the NIC's stream
 	watched        atomic.Bool                   // a goroutine waits without polling
-	handOffAt      atomic.Int64                  // see push; zero after a poll
+	handOffAt      atomic.Int64                  // time of push for a batch that is left to Ticket.Wait; zero after a poll
 	reportedGroups int                           // guarded by completing
-	planned        bool                          // the planner made choice for request
+	planned        bool                          // choice was made by the planner for request
 	origins        mem.Holds                     // memory of other processes that the batch uses
-	// The issuing goroutine uses the following fields.
-	afterEvent bool  // the device waits for an event of another queue before it
+	// Only the issuing goroutine uses the following fields.
+	afterEvent bool  // the device waits for an event of another queue before the batch
 	paced      bool  // a step after the first waited for the pace
-	steps      int32 // issued
+	steps      int32 // number of issued steps
 	work       move.Batch
 
-	givenUp error // why paths that were chosen first were given up
+	givenUp error // why other paths that were chosen first could not be used
 	request plan.Request
-	choice  plan.Choice // the planner's, or the forced path
+	choice  plan.Choice // chosen by the planner, or the forced path
 }
 
-// Submit implements stream.Stream. It issues the batch if the stream is idle, so it may call the
-// driver. It blocks only for a place in the stream, and while a path is prepared for its first
-// batch.
+// Submit implements stream.Stream. If the stream is idle it issues the batch, and may call the
+// driver. It blocks only until the stream accepts the batch, and while a path is prepared for its
+// first batch.
 func (s *Stream) Submit(ctx context.Context, b *mem.Batch) (*stream.Ticket, error) {
 	o := &op{stream: s}
 	t, err := s.accept(ctx, o, b)
@@ -52,7 +52,7 @@ func (s *Stream) Submit(ctx context.Context, b *mem.Batch) (*stream.Ticket, erro
 	return t, nil
 }
 
-// accept surveys b for o and submits it.
+// accept surveys b and submits it as o.
 func (s *Stream) accept(ctx context.Context, o *op, b *mem.Batch) (*stream.Ticket, error) {
 	shape, err := describe.Survey(b, o.reaches)
 	if err != nil {
@@ -70,8 +70,8 @@ func (s *Stream) accept(ctx context.Context, o *op, b *mem.Batch) (*stream.Ticke
 	return t, err
 }
 
-// reaches returns why the stream's device cannot address r, or nil. It holds memory of other
-// processes until the batch resolves.
+// reaches returns the reason why the stream's device cannot address r, or nil. It acquires memory
+// of other processes until the batch resolves.
 func (o *op) reaches(r *mem.Region) error {
 	if err := o.stream.reaches(r); err != nil {
 		return err
@@ -79,7 +79,7 @@ func (o *op) reaches(r *mem.Region) error {
 	return o.origins.Add(r)
 }
 
-// live returns ErrLost if the batch uses memory of another process that is lost. Bytes copied
+// live returns ErrLost if the batch uses lost memory of another process. Bytes that were copied
 // before a successful check are in place.
 func (o *op) live() error {
 	if err := o.origins.Check(); err != nil {
@@ -109,7 +109,7 @@ func (s *Stream) Record(ctx context.Context) (device.Event, error) {
 	return e, nil
 }
 
-// WaitEvent implements stream.EventStream. It returns when the queue waits for e.
+// WaitEvent implements stream.EventStream. It returns after the queue was made to wait for e.
 func (s *Stream) WaitEvent(ctx context.Context, e device.Event) error {
 	if e == nil {
 		return fmt.Errorf("wait for event: the event is nil: %w", errdefs.ErrInvalid)
@@ -124,8 +124,8 @@ func (s *Stream) WaitEvent(ctx context.Context, e device.Event) error {
 	return nil
 }
 
-// control calls act, which uses the stream's queue, after it has ordered the queue behind the
-// stream's other queues. ok is false while the host must wait for those.
+// control calls act, which uses the stream's queue, after ordering the queue after the stream's
+// other queues. ok is false while the host must first wait for those.
 func (s *Stream) control(act func() error) (ok bool, err error) {
 	if _, ok = s.inFlight.admits(stream.PathNone); !ok {
 		s.wakeCompleter()

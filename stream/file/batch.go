@@ -15,8 +15,8 @@ import (
 	"github.com/kvlane/kvlane/stream"
 )
 
-// batch is an accepted, unresolved batch. Its goroutine does all work except the handling of
-// finished transfers, which runs on goroutines of queues.
+// batch is an accepted, unresolved batch. Its goroutine does all work, except that goroutines of
+// queues handle finished transfers.
 type batch struct {
 	stream *Stream
 	ticket *stream.Ticket
@@ -24,15 +24,15 @@ type batch struct {
 	bytes  int64
 	pieces int
 	files  []*File
-	holds  mem.Holds // holds on memory of other processes
+	holds  mem.Holds // acquired memory of other processes
 	cut    cutter
 	by     choice
-	// ctx ends when the batch is canceled or has failed. Nothing is begun afterwards.
+	// ctx ends when the batch is canceled or has failed. After that no transfer begins.
 	ctx    context.Context
 	cancel context.CancelCauseFunc
 
 	started  time.Time
-	wake     chan struct{} // makes the goroutine check again; one token is enough
+	wake     chan struct{} // wakes the goroutine; one token is enough
 	inFlight atomic.Int32  // unfinished transfers
 	cached   atomic.Int64  // bytes read from the page cache
 	refused  atomic.Bool   // a file refused O_DIRECT
@@ -40,10 +40,10 @@ type batch struct {
 	noDirect error // why a file has no descriptor with O_DIRECT
 
 	current  *part      // part with transfers left to begin
-	sweep    *sweep     // begun transfers not yet sent to a worker, or nil
+	sweep    *sweep     // begun transfers that were not passed to a worker yet, or nil
 	ready    []*part    // parts with transfers that can begin
-	waiting  []*part    // parts to be copied to or from the device
-	crossing []crossing // in flight, in the inner stream's order
+	waiting  []*part    // parts that wait to be copied to or from the device
+	crossing []crossing // crossings in flight, in the inner stream's order
 
 	mu   sync.Mutex
 	done []*part // parts without unfinished transfers
@@ -95,7 +95,7 @@ func (b *batch) await() error {
 	return context.Cause(b.ctx)
 }
 
-// fail records err if it is the first failure, and ends the batch.
+// fail records err if it is the first failure, and ends the batch's ctx.
 func (b *batch) fail(err error) {
 	b.mu.Lock()
 	if b.err == nil {
@@ -105,8 +105,8 @@ func (b *batch) fail(err error) {
 	b.cancel(err)
 }
 
-// failed fails the batch with a transfer's error. If the path is not supported, it gives the path
-// up for the file system.
+// failed fails the batch with the error of a transfer. If the path is not supported, the stream
+// stops using it on the file system.
 func (b *batch) failed(t *transfer, err error) {
 	err = t.explain(err)
 	if errors.Is(err, errdefs.ErrNotSupported) || errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ENOSYS) {
@@ -162,7 +162,7 @@ func (b *batch) completion(err error) stream.Completion {
 	return c
 }
 
-// holdFiles keeps the files of the pieces open and holds their memory until dropFiles.
+// holdFiles keeps the files of the pieces open and acquires their memory until dropFiles.
 func (b *batch) holdFiles() error {
 	for i := range b.cut.pieces {
 		if err := b.holds.Add(b.cut.pieces[i].mem.Region); err != nil {

@@ -7,7 +7,7 @@ import (
 	"github.com/kvlane/kvlane/stream"
 )
 
-// Reasons in completions.
+// The reasons in completions.
 const (
 	ReasonForced    = "forced"
 	ReasonDefault   = "not measured here: a plain default"
@@ -20,13 +20,13 @@ const (
 	ReasonUnstarted = "ended before it started"
 )
 
-// choice describes how a batch is moved. files is the queue between files and host memory. device
-// is the queue between files and device memory, if that needs no chunks.
+// choice selects the queues of a batch. files is the queue between files and host memory. device is
+// the queue between files and device memory, if no chunks are needed.
 type choice struct {
-	path    stream.Path // path of most bytes of the batch
+	path    stream.Path // path of most of the batch's bytes
 	files   queue
-	device  queue // nil: use chunks
-	depth   int   // limit of the batch's unfinished transfers; zero: none
+	device  queue // nil if device memory is copied through chunks
+	depth   int   // limit of the batch's unfinished transfers; zero means none
 	reason  string
 	givenUp error
 }
@@ -48,7 +48,7 @@ func (c *choice) queueOf(s *Stream, t *transfer) queue {
 	return c.files
 }
 
-// refusal is the reason why a path is not used on a file system.
+// refusal records why a path is not used on a file system.
 type refusal struct {
 	err      error
 	reported bool
@@ -71,7 +71,7 @@ func (s *Stream) giveUp(p stream.Path, f *File, err error) {
 	s.stats.givenUp.Add(1)
 }
 
-// choose selects how b is moved.
+// choose selects the path and queues of b.
 func (s *Stream) choose(b *batch) (choice, error) {
 	first := &b.cut.pieces[0]
 	r := Request{Dev: first.file.info.Device, Write: first.write, Bytes: min(b.bytes/int64(len(b.cut.pieces)), s.opts.ChunkBytes)}
@@ -89,7 +89,7 @@ func (s *Stream) choose(b *batch) (choice, error) {
 		}
 	}
 	can, givenUp := s.can(r.Dev)
-	// Without GDS, cuFile copies through host memory as chunks do, but bypasses the page cache.
+	// Without GDS, cuFile copies through host memory, like chunks, but bypasses the page cache.
 	can[stream.PathCuFile] = can[stream.PathCuFile] && r.GDS
 	var picked Choice
 	switch forced := s.opts.Path; {
@@ -113,14 +113,14 @@ func (s *Stream) choose(b *batch) (choice, error) {
 	return c, nil
 }
 
-// needsCuFile reports whether only cuFile may reach device memory.
+// needsCuFile reports whether device memory may only be accessed by cuFile.
 func (s *Stream) needsCuFile() bool {
 	return s.opts.Direct == DirectRequire || s.opts.Path == stream.PathCuFile
 }
 
-// gds registers b's files with cuFile if cuFile may move them, and reports whether the device
-// reaches all of them directly. Unless cuFile is required, it returns false without a registration
-// for a file system that cuFile cannot use, or not directly.
+// gds registers b's files with cuFile if cuFile may move them, and reports whether the device can
+// access all of them directly. Unless cuFile is required, it skips the registration and returns
+// false for a file system that cuFile cannot use, or not directly.
 func (s *Stream) gds(b *batch) (bool, error) {
 	must := s.needsCuFile()
 	all := true
@@ -149,8 +149,8 @@ func (s *Stream) gds(b *batch) (bool, error) {
 	return all, nil
 }
 
-// can returns the available paths for a file system. givenUp is the reason of a path that was given
-// up, if no completion has reported it yet.
+// can returns the available paths for a file system. givenUp is the reason why a path is no longer
+// used, if no completion has reported it yet.
 func (s *Stream) can(dev uint64) (can [stream.PathCount]bool, givenUp error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

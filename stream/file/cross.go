@@ -12,17 +12,17 @@ type crossing struct {
 	ticket *stream.Ticket
 }
 
-// Parts are gathered while crossings are in flight, because the copy of one chunk takes less time
+// Parts are collected while crossings are in flight, because the copy of one chunk takes less time
 // than its completion. crossings is the number in flight at once: one is copied while the next is
-// submitted. crossingBytes limits the chunks of a crossing, so that chunks become free during other
-// copies.
+// submitted. crossingBytes limits the chunks of a crossing, so that chunks become free while others
+// are copied.
 const (
 	crossings     = 2
 	crossingBytes = 8 << 20
 )
 
-// copy copies between p's chunk and its pieces. The CPU copies host memory. Device memory waits for
-// a crossing.
+// copy copies between p's chunk and its pieces. The CPU copies host memory. A part with device
+// memory is queued for a crossing.
 func (b *batch) copy(p *part) {
 	if p.device {
 		b.waiting = append(b.waiting, p)
@@ -62,8 +62,8 @@ func (b *batch) lose(c crossing, err error) {
 	}
 }
 
-// takeCopied submits crossings and continues with the parts of copied ones, in order. It returns
-// the channel of the oldest crossing in flight, or nil.
+// takeCopied submits crossings, and continues the parts of completed ones, in order. It returns the
+// channel of the oldest crossing in flight, or nil.
 func (b *batch) takeCopied() <-chan struct{} {
 	for {
 		b.cross()

@@ -17,15 +17,15 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// MaxDirectHandles is the largest number of files that DirectFiles keeps open without a use.
+// MaxDirectHandles is the maximum number of unused files that DirectFiles keeps open.
 const MaxDirectHandles = 256
 
-// DirectFiles moves bytes between files and memory of a device by cuFile. A call moves one range.
-// It keeps files open and registered. It implements dirfs.Direct.
+// DirectFiles moves bytes between files and device memory by cuFile. A call moves one range. It
+// keeps files open and registered. It implements dirfs.Direct.
 type DirectFiles struct {
 	opts    DirectOptions
 	handles *Handles
-	lanes   []*directLane // of asynchronous transfers; none: callers wait in the library
+	lanes   []*directLane // lanes for asynchronous transfers; if empty, callers wait in the library
 	next    atomic.Uint64
 
 	reads, writes, bytes, failed atomic.Int64
@@ -43,8 +43,8 @@ type DirectOptions struct {
 	Queues int
 	// OnlyGDS refuses files in compatibility mode.
 	OnlyGDS bool
-	// Handles bounds the files that are kept open without a use. Zero: the smaller of
-	// MaxDirectHandles and an eighth of the descriptors that the process may have.
+	// Handles bounds the unused files that are kept open. Zero: the smaller of MaxDirectHandles and
+	// an eighth of the descriptors that the process may open.
 	Handles int
 }
 
@@ -52,7 +52,7 @@ type DirectOptions struct {
 type DirectStats struct {
 	Reads, Writes, Bytes int64 // successful transfers
 	Failed               int64 // transfers and registrations that failed
-	Quarantined          int64 // transfers with an unknown end
+	Quarantined          int64 // transfers whose end is unknown
 	Handles              HandleStats
 }
 
@@ -88,8 +88,8 @@ func (d *DirectFiles) Stats() DirectStats {
 	}
 }
 
-// Close closes the queues and the kept files. Reads fail from then on. While a file is in use, or a
-// broken queue may access memory until ctx ends, it returns ErrBusy and may be called again.
+// Close closes the queues and the kept files. Later reads fail. If a file is in use, or a broken
+// queue may still access memory when ctx ends, it returns ErrBusy and may be called again.
 func (d *DirectFiles) Close(ctx context.Context) error {
 	// Files close only after the transfers of broken queues.
 	if err := d.closeLanes(ctx); err != nil {
@@ -122,7 +122,7 @@ func (d *DirectFiles) Open(ctx context.Context, dir dirfs.Dir, name string) (dir
 // Forget implements dirfs.Direct.
 func (d *DirectFiles) Forget(dir dirfs.Dir, name string) { d.handles.Forget(dir, name) }
 
-// Mode returns the path of the bytes of a file.
+// Mode returns how the bytes of a file are moved.
 func (d *DirectFiles) Mode(f dirfs.DirectFile) (device.StorageMode, error) {
 	df, ok := f.(*directFile)
 	if !ok {
@@ -135,7 +135,7 @@ func (d *DirectFiles) Mode(f dirfs.DirectFile) (device.StorageMode, error) {
 	return reg.Mode(), nil
 }
 
-// directFile is a use of a file.
+// directFile is one use of a file.
 type directFile struct {
 	d *DirectFiles
 	h *Handle
@@ -146,7 +146,7 @@ func (f *directFile) Stat() (dirfs.Info, error)               { return f.h.File(
 func (f *directFile) Release()                                { f.h.Release() }
 
 // registered returns the registered file. After a failure the file is not kept, so that its next
-// user tries again.
+// user retries the registration.
 func (f *directFile) registered() (device.StorageFile, error) {
 	reg, err := f.h.File().storage(f.d.opts.Storage)
 	if err != nil {
@@ -186,7 +186,7 @@ func (d *DirectFiles) OpenWriter(dir dirfs.Dir, name string, flag int) (dirfs.Di
 	return &directWriter{File: base, d: d, f: f}, nil
 }
 
-// directWriter is a file that is written directly.
+// directWriter is a file that is written by direct transfers.
 type directWriter struct {
 	dirfs.File
 	d *DirectFiles
@@ -207,7 +207,7 @@ func (n *directWriter) WriteDirect(ctx context.Context, src mem.Extent, off int6
 	return quiesced, err
 }
 
-// Close closes the file. A file that a broken queue may still access is closed with the DirectFiles.
+// Close closes the file. If a broken queue may still access the file, DirectFiles.Close closes it.
 func (n *directWriter) Close() error {
 	ctx, cancel := context.WithTimeout(context.Background(), closePatience)
 	defer cancel()
@@ -218,13 +218,13 @@ func (n *directWriter) Close() error {
 	return err
 }
 
-// The directions of move.
+// The directions of transfers.
 const (
 	storageRead = iota
 	storageWrite
 )
 
-// move moves one range of a file. The quiesced channel is that of dirfs.DirectFile.
+// move moves one range of a file. quiesced is as in dirfs.DirectFile.
 func (d *DirectFiles) move(ctx context.Context, name string, reg device.StorageFile, way int, e mem.Extent, off int64) (<-chan struct{}, error) {
 	mode := reg.Mode()
 	switch {
@@ -250,7 +250,7 @@ func (d *DirectFiles) move(ctx context.Context, name string, reg device.StorageF
 	return nil, nil
 }
 
-// transfer moves one range, on a queue if that is possible.
+// transfer moves one range, on a queue if possible.
 func (d *DirectFiles) transfer(ctx context.Context, reg device.StorageFile, way int, m mem.Extent, off int64) (int64, <-chan struct{}, error) {
 	call := reg.Read
 	if way == storageWrite {
@@ -268,7 +268,7 @@ func (d *DirectFiles) transfer(ctx context.Context, reg device.StorageFile, way 
 		enqueue = e.EnqueueWrite
 	}
 	x, err := l.enqueue(ctx, enqueue, m, off)
-	if errors.Is(err, errdefs.ErrNotSupported) { // returned by older libraries
+	if errors.Is(err, errdefs.ErrNotSupported) { // older libraries return it
 		n, err := call(m, off)
 		return n, nil, err
 	}
@@ -299,10 +299,10 @@ type directLane struct {
 	mu     sync.Mutex
 	broken bool
 	closed bool
-	idle   []func() // called when the broken queue accesses no memory any more
+	idle   []func() // called when the broken queue no longer accesses memory
 }
 
-// enqueue enqueues a transfer. It returns ErrBroken for a queue that is broken.
+// enqueue enqueues a transfer. It returns ErrBroken if the queue is broken.
 func (l *directLane) enqueue(ctx context.Context, call func(device.Queue, mem.Extent, int64) (device.Transfer, error), e mem.Extent, off int64) (device.Transfer, error) {
 	select {
 	case l.using <- struct{}{}:
@@ -322,7 +322,7 @@ func (l *directLane) enqueue(ctx context.Context, call func(device.Queue, mem.Ex
 	return call(l.queue, e, off)
 }
 
-// whenIdle marks the queue as broken, and makes close call f when the queue is idle.
+// whenIdle marks the queue as broken. close will call f when the queue is idle.
 func (l *directLane) whenIdle(f func()) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -330,7 +330,7 @@ func (l *directLane) whenIdle(f func()) {
 	l.idle = append(l.idle, f)
 }
 
-// close closes the queue, and calls the functions of whenIdle once nothing is in progress.
+// close closes the queue. Once the queue is idle it calls the functions of whenIdle.
 func (l *directLane) close(ctx context.Context) error {
 	select {
 	case l.using <- struct{}{}:
@@ -344,7 +344,7 @@ func (l *directLane) close(ctx context.Context) error {
 	var err error
 	if !closed {
 		if err = l.queue.Close(ctx); err != nil && ctx.Err() != nil {
-			return fmt.Errorf("close queue for cuFile: %w: %w", errdefs.ErrBusy, err) // it is open still
+			return fmt.Errorf("close queue for cuFile: %w: %w", errdefs.ErrBusy, err) // the queue is still open
 		}
 	}
 	l.mu.Lock()

@@ -14,16 +14,16 @@
 //   - With cuFile (CuFileOptions.Storage) device memory is read and written without a chunk.
 //
 // A transfer is one range of a file and one extent of memory. A queue moves it by one of the paths
-// posix, uring and cufile. The profile (see Measure) or a plain default selects the path. Each
-// queue has a limit of transfers in flight, over all batches, and as many more may wait.
+// posix, uring and cufile. The profile (see Measure) or a default selects the path. Each queue has
+// a limit of transfers in flight, over all batches, and as many more may wait.
 //
 // # Direct and buffered
 //
-// A file with a descriptor is opened a second time with O_DIRECT. Ranges that are aligned to Align
-// use it and bypass the page cache. Reads into chunks are widened to be aligned. The unaligned ends
-// of other reads are buffered. The writes of a batch to a file are direct if all of them are
-// aligned. The kernel keeps both views of a page the same unless both write it at once, so a batch
-// writes a file only one way.
+// A file with a descriptor is opened a second time with O_DIRECT. Aligned ranges (Align) use it and
+// bypass the page cache. Reads into chunks are extended to be aligned. The unaligned ends of other
+// reads are buffered. The writes of a batch to a file are direct if all of them are aligned. The
+// kernel keeps both views of a page consistent unless both write it at once, so a batch writes a
+// file in only one of the two ways.
 //
 // Reads try the page cache first while that succeeds. One worker tries several small ones in a row.
 // While it fails, only every 16th read tries. A file is moved buffered if its file system refuses
@@ -38,6 +38,6 @@
 //
 // If a device queue with transfers of cuFile breaks, it may access their memory until it is idle.
 // If that takes too long, its transfers are quarantined (Stats.Quarantined): their tickets stay
-// unresolved until Close finds the queue idle. Transfers of an io_uring that cannot be waited for
+// unresolved until Close finds the queue idle. Transfers of an io_uring whose end cannot be awaited
 // are quarantined until they are found to have ended.
 package file

@@ -25,17 +25,17 @@ const Align = device.StorageAlign
 type File struct {
 	base   dirfs.File
 	name   string
-	info   dirfs.Info // as of the time of opening
+	info   dirfs.Info // at the time of opening
 	fd     int        // base's descriptor, or -1
 	direct int        // descriptor of the same file with O_DIRECT, or -1
-	// refused means that direct must not be used: it is missing, or the file system refused a
-	// transfer. counted means that a stream has counted that.
+	// refused is set if direct must not be used: it is missing, or the file system has refused a
+	// transfer. counted is set after a stream has counted that.
 	refused, counted atomic.Bool
 	noDirect         error // why direct is missing, unless the file system refuses O_DIRECT
 
 	mu      sync.Mutex
-	users   int  // batches that move the file
-	closing bool // no batch may start to move it
+	users   int  // number of batches that move the file
+	closing bool // no further batch may move the file
 	idle    chan struct{}
 	closed  bool
 
@@ -47,8 +47,8 @@ type File struct {
 
 var _ mem.File = (*File)(nil)
 
-// New returns a File that owns base, an open file. Close closes base. After an error the caller
-// still owns it.
+// New returns a File that owns base, an open file. Close closes base. After an error of New the
+// caller still owns base.
 func New(base dirfs.File, name string) (*File, error) { return open(base, name, openDirect) }
 
 func open(base dirfs.File, name string, direct func(fd int) (int, error)) (*File, error) {
@@ -60,7 +60,7 @@ func open(base dirfs.File, name string, direct func(fd int) (int, error)) (*File
 	if d, ok := base.(dirfs.Descriptor); ok {
 		f.fd = d.Descriptor()
 		if f.direct, err = direct(f.fd); err != nil {
-			f.direct = -1 // fd remains, and completions report it
+			f.direct = -1 // fd is still usable, and completions report the error
 			if !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.EOPNOTSUPP) {
 				f.noDirect = fmt.Errorf("open file %s with O_DIRECT: %w", name, err)
 			}
@@ -72,7 +72,7 @@ func open(base dirfs.File, name string, direct func(fd int) (int, error)) (*File
 }
 
 // openDirect opens the regular file behind fd again, even if it was renamed or removed. It sets no
-// status flag except O_DIRECT, because cuFile refuses others.
+// status flags except O_DIRECT, because cuFile refuses others.
 func openDirect(fd int) (int, error) {
 	flags, err := unix.FcntlInt(uintptr(fd), unix.F_GETFL, 0)
 	if err != nil {
@@ -89,11 +89,11 @@ func openDirect(fd int) (int, error) {
 // Name implements mem.File.
 func (f *File) Name() string { return f.name }
 
-// Info returns the description of the file at the time of opening.
+// Info returns the file's Info at the time of opening.
 func (f *File) Info() dirfs.Info { return f.info }
 
-// Region returns a region of the first bytes of the file. It may extend beyond the end of the file,
-// for writes. It is valid until Close.
+// Region returns a region of the first bytes of the file. For writes it may extend beyond the end
+// of the file. It is valid until Close.
 func (f *File) Region(bytes int64) (*mem.Region, error) {
 	return mem.NewRegion(mem.RegionSpec{Kind: mem.KindFile, Device: mem.NoDevice, Len: bytes, File: f})
 }
@@ -117,14 +117,14 @@ func (f *File) drop() {
 	}
 }
 
-// isOpen reports whether Close has not yet closed the file.
+// isOpen reports whether the file has not been closed.
 func (f *File) isOpen() bool {
 	f.registering.Lock()
 	defer f.registering.Unlock()
 	return !f.closed
 }
 
-// inUse reports whether a batch moves the file.
+// inUse reports whether a batch is moving the file.
 func (f *File) inUse() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -186,7 +186,7 @@ func (f *File) CuFileMode() (mode device.StorageMode, known bool) {
 	return f.registered.Mode(), true
 }
 
-// storage registers the file with cuFile, once. It keeps the error of a failure.
+// storage registers the file with cuFile once. It keeps the error of a failure.
 func (f *File) storage(s device.Storage) (device.StorageFile, error) {
 	f.registering.Lock()
 	defer f.registering.Unlock()

@@ -8,7 +8,7 @@ import (
 	"github.com/kvlane/kvlane/stream"
 )
 
-// move moves the batch. It returns when no hardware accesses the batch's memory any more.
+// move moves the batch. It returns when no hardware accesses the batch's memory any longer.
 func (b *batch) move() error {
 	s := b.stream
 	if len(b.cut.pieces) == 0 {
@@ -37,12 +37,12 @@ func (b *batch) move() error {
 		case e := <-chunk:
 			b.stage(e)
 		case space <- struct{}{}:
-			b.begin(false) // issue adds more transfers and sends all
+			b.begin(false) // issue begins further transfers and sends all of them
 		}
 	}
 }
 
-// over reports whether the batch has nothing in flight and nothing left to do.
+// over reports whether nothing of the batch is in flight or left to do.
 func (b *batch) over() bool {
 	if b.inFlight.Load() != 0 || len(b.crossing) != 0 {
 		return false
@@ -55,9 +55,9 @@ func (b *batch) over() bool {
 	return b.cut.empty() && b.current == nil && len(b.ready) == 0
 }
 
-// issue begins transfers until it would have to wait. chunk is not nil if it needs a chunk to
-// continue, and room if it needs room for a transfer. If the batch has ended, issue drops
-// everything that has not begun.
+// issue begins transfers until it would have to wait. It returns a channel chunk if it needs a free
+// chunk to continue, and space if it needs space for another transfer. If the batch has ended,
+// issue drops everything that has not begun.
 func (b *batch) issue() (chunk <-chan mem.Extent, space chan<- struct{}) {
 	s := b.stream
 	defer b.flush()
@@ -108,7 +108,7 @@ func (b *batch) issue() (chunk <-chan mem.Extent, space chan<- struct{}) {
 }
 
 // admits reports whether another transfer of p may begin. The limit is the depth that was measured
-// as fastest for the disk. It does not apply to reads that try the page cache while those succeed.
+// as fastest for the disk. It does not apply to reads that try the page cache while these succeed.
 func (b *batch) admits(p *part) bool {
 	return b.by.depth == 0 || int(b.inFlight.Load()) < b.by.depth || b.triesCache(p) && b.stream.warm.hot.Load()
 }
@@ -125,8 +125,8 @@ func (s *Stream) triesCache(f *File, write bool) bool {
 }
 
 // cachedBytes is the maximum length of a transfer into a chunk while reads hit the page cache.
-// Shorter transfers take no longer in total there. Several of them fill a chunk at once, so that it
-// is copied earlier and less is left to copy after the last read.
+// Shorter transfers are not slower in total in that case. Several of them fill a chunk
+// concurrently, so that it is copied earlier and less is left to copy after the last read.
 const cachedBytes = 256 << 10
 
 // grain returns the maximum length of a transfer between p's file and a chunk.
@@ -137,7 +137,7 @@ func (b *batch) grain(p *piece) int64 {
 	return b.cut.most
 }
 
-// stage makes the next part, with the given chunk. Data to write is first gathered in the chunk.
+// stage creates the next part, with the given chunk. Data to write are first gathered in the chunk.
 func (b *batch) stage(chunk mem.Extent) {
 	p := b.cut.nextStaged(b, chunk)
 	p.pending.Store(int32(len(p.transfers)))
@@ -148,8 +148,8 @@ func (b *batch) stage(chunk mem.Extent) {
 	}
 }
 
-// begin begins the next transfer of the current part. With joins the transfer joins the sweep.
-// Otherwise the caller has acquired room for it.
+// begin begins the next transfer of the current part. If joins is set, the transfer joins the
+// sweep. Otherwise the caller has reserved space for it.
 func (b *batch) begin(joins bool) {
 	p := b.current
 	t := &p.transfers[p.begun]
@@ -183,7 +183,7 @@ func (b *batch) send() {
 	if s := b.sweep; s != nil {
 		b.sweep = nil
 		s.left.Store(s.n)
-		b.inFlight.Add(s.n - 1) // begin counted the first
+		b.inFlight.Add(s.n - 1) // begin has counted the first one
 		s.first.begin(b.stream.workers)
 	}
 }
@@ -201,14 +201,14 @@ func (b *batch) finish(p *part, s *sweep, n int32) {
 		<-b.stream.space
 	}
 	b.finishPart(p, n)
-	// This is the last use of b: its goroutine may return once no transfer is left.
+	// Do not use b after this: its goroutine may return once no transfer is left.
 	if b.inFlight.Add(-n) == 0 || b.by.depth > 0 {
 		b.signal()
 	}
 }
 
-// finishPart records n finished transfers of p. If p has a chunk and none are left, finishPart
-// queues p for takeDone.
+// finishPart records n finished transfers of p. If p has a chunk and no unfinished transfers,
+// finishPart queues p for takeDone.
 func (b *batch) finishPart(p *part, n int32) {
 	if p.straight || p.pending.Add(-n) != 0 {
 		return
@@ -245,7 +245,7 @@ func (b *batch) takeDone() {
 	}
 }
 
-// copied continues with p after its copy. It releases the chunk of a read and makes the transfers
+// copied continues with p after its copy. It releases the chunk of a read, and makes the transfers
 // of a write ready.
 func (b *batch) copied(p *part) {
 	switch {
@@ -284,5 +284,5 @@ func (b *batch) abandon() {
 	}
 }
 
-// stop fails a batch that ended before all of it was moved.
+// stop fails a batch that ended before it was completely moved.
 func (b *batch) stop() { b.fail(context.Cause(b.ctx)) }

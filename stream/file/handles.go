@@ -19,26 +19,26 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// DefaultHandles is the default limit of open files of Handles.
+// DefaultHandles is the default limit of files that Handles keeps open.
 const DefaultHandles = 1024
 
-// closePatience limits the time to close a file without handles. After that Handles.Close closes
-// it.
+// closePatience limits the time to close a file without handles. After that Handles.Close must
+// close it.
 const closePatience = 10 * time.Second
 
-// Handles keeps files open, so that a later use neither opens nor registers them again. A file is
+// Handles keeps files open, so that later uses neither open nor register them again. A file is
 // identified by directory and name, and by device and inode number. Descriptor numbers are
-// unsuitable, since the system reuses them. Handles is safe for concurrent use.
+// unsuitable, because the system reuses them. Handles is safe for concurrent use.
 type Handles struct {
 	max int
 
 	mu       sync.Mutex
 	named    map[handleKey]*entry
-	entries  int       // open or being opened, named or not
+	entries  int       // entries that are open or being opened, with or without a name
 	idle     list.List // of *entry without a handle, least recently used first
 	parted   []*entry  // idle entries without a name, waiting for batches that move them
 	leftover []*File   // files that could not be closed
-	failed   []error   // errors of files that are closed and forgotten
+	failed   []error   // errors of files that are closed and removed
 	closing  bool
 	stats    HandleStats
 
@@ -49,7 +49,7 @@ type Handles struct {
 type HandleStats struct {
 	Open          int   // files open or being opened
 	Held          int   // files with a handle
-	Hits          int64 // acquisitions of files that were open already
+	Hits          int64 // acquisitions of files that were already open
 	Opens         int64 // opened files
 	Registrations int64 // with cuFile, by streams that moved the files
 	Evictions     int64 // files closed because of the limit
@@ -81,7 +81,7 @@ type Handle struct {
 }
 
 // NewHandles returns an empty cache. It closes files without a handle while more than maximum are
-// open; zero: DefaultHandles. Files with a handle stay open even beyond that.
+// open; zero selects DefaultHandles. Files with a handle stay open even beyond the limit.
 func NewHandles(maximum int) *Handles {
 	if maximum <= 0 {
 		maximum = DefaultHandles
@@ -92,8 +92,8 @@ func NewHandles(maximum int) *Handles {
 }
 
 // Acquire returns the file with the name in dir, opened with flag as by dirfs.Dir.Open. For an open
-// file it checks only that the file still has the name. If another file has it now, Acquire opens
-// that one, and existing handles keep the old file. O_EXCL fails if the file exists. O_TRUNC
+// file it only checks that the file still has the name. If another file has the name now, Acquire
+// opens that file, and existing handles keep the old one. O_EXCL fails if the file exists. O_TRUNC
 // empties the file, also for other handles. Of concurrent calls for a name, one opens the file. dir
 // must stay open until Close. The error is that of dir, or ErrClosed.
 func (h *Handles) Acquire(ctx context.Context, dir dirfs.Dir, name string, flag int) (*Handle, error) {
@@ -140,7 +140,7 @@ func (h *Handles) Acquire(ctx context.Context, dir dirfs.Dir, name string, flag 
 		default:
 			now = e.file.info
 		}
-		// The region of an empty file may be written.
+		// The region of an empty file may be used for writes.
 		r, err := e.file.Region(max(now.Bytes, 1))
 		if err != nil {
 			h.releaseEntry(e, false)
@@ -150,7 +150,8 @@ func (h *Handles) Acquire(ctx context.Context, dir dirfs.Dir, name string, flag 
 	}
 }
 
-// acquireEntry takes a reference to the entry of key. mine reports whether the caller must open it.
+// acquireEntry acquires a reference to the entry of key. mine is set if the caller must open the
+// file.
 func (h *Handles) acquireEntry(key handleKey) (e *entry, mine bool, err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -196,9 +197,9 @@ func (h *Handles) open(e *entry, flag int) {
 	h.mu.Unlock()
 }
 
-// releaseEntry releases a reference. gone means that the name no longer refers to the entry.
-// Unreferenced files are closed if they have lost their name. Others are closed while too many are
-// open, least recently used first.
+// releaseEntry releases a reference. gone is set if the name no longer refers to the entry.
+// Unreferenced files are closed if they have lost their name. Others are closed, least recently
+// used first, while too many are open.
 func (h *Handles) releaseEntry(e *entry, gone bool) {
 	h.mu.Lock()
 	if gone && h.named[e.key] == e {
@@ -223,9 +224,9 @@ func (h *Handles) releaseEntry(e *entry, gone bool) {
 	}
 }
 
-// Forget closes the file of a name, opened with no flag but its mode, once it has no handle. Later
-// calls of Acquire open the name's file again. Call it before the name is removed, so that the
-// file's space is free afterwards.
+// Forget closes the file of a name, opened with no flag except its mode, once it has no handle.
+// Later calls of Acquire open the file again. Call Forget before the name is removed, so that the
+// file's space becomes free.
 func (h *Handles) Forget(dir dirfs.Dir, name string) {
 	h.mu.Lock()
 	var out []*File
@@ -240,8 +241,8 @@ func (h *Handles) Forget(dir dirfs.Dir, name string) {
 	}
 }
 
-// unname makes Acquire find an entry no more, and evicts it if it is idle. Otherwise its last user
-// evicts it.
+// unname prevents Acquire from finding an entry, and evicts the entry if it is idle. Otherwise its
+// last user evicts it.
 func (h *Handles) unname(e *entry, out []*File) []*File {
 	if h.named[e.key] != e {
 		return out
@@ -254,8 +255,8 @@ func (h *Handles) unname(e *entry, out []*File) []*File {
 	return out
 }
 
-// evict forgets an idle entry and appends its file to out, to be closed. It does nothing if a batch
-// moves the file.
+// evict removes an idle entry and appends its file to out, to be closed. It does nothing while a
+// batch moves the file.
 func (h *Handles) evict(e *entry, out []*File) []*File {
 	if e.file == nil {
 		h.forget(e)
@@ -271,7 +272,7 @@ func (h *Handles) evict(e *entry, out []*File) []*File {
 	return append(out, e.file)
 }
 
-// part evicts idle entries without a name after the last batch that moves them.
+// part evicts idle entries without a name that no batch moves any longer.
 func (h *Handles) part(out []*File) []*File {
 	h.parted = slices.DeleteFunc(h.parted, func(e *entry) bool {
 		if e.at != nil {
@@ -306,7 +307,7 @@ func (h *Handles) discard(f *File) {
 	}
 }
 
-// keep makes Close close a file that could not be closed.
+// keep makes Close close a file that could not be closed before.
 func (h *Handles) keep(f *File) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -314,8 +315,8 @@ func (h *Handles) keep(f *File) {
 }
 
 // Close refuses new acquisitions, closes files without a handle, and waits for batches that move
-// them. It also returns errors of files that were closed earlier. While a handle is left the error
-// is ErrBusy, and Close may be called again.
+// them. It also returns errors of files that were closed earlier. While handles are in use it
+// returns ErrBusy, and may be called again.
 func (h *Handles) Close(ctx context.Context) error {
 	h.mu.Lock()
 	h.closing = true
@@ -359,7 +360,7 @@ func (h *Handles) Stats() HandleStats {
 	return s
 }
 
-// Region returns the file with its length at Acquire. The region is valid until Release.
+// Region returns a region with the file's length at Acquire. It is valid until Release.
 func (h *Handle) Region() *mem.Region { return h.region }
 
 // File returns the open file, for a region that extends beyond its end.
@@ -369,9 +370,9 @@ func (h *Handle) File() *File { return h.entry.file }
 func (h *Handle) forget() {
 	h.handles.mu.Lock()
 	defer h.handles.mu.Unlock()
-	h.handles.unname(h.entry, nil) // not idle: nothing is evicted
+	h.handles.unname(h.entry, nil) // the entry is not idle, so nothing is evicted
 }
 
 // Release releases the handle. Batches that still move the file continue. If the file has lost its
-// name, the next Release after them closes it. A second call does nothing.
+// name, the next Release after these batches closes it. A second call does nothing.
 func (h *Handle) Release() { h.once.Do(func() { h.handles.releaseEntry(h.entry, false) }) }

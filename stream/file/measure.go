@@ -24,7 +24,7 @@ type MeasureOptions struct {
 	// Budget limits the time for transfers after the first size. Zero: one second.
 	Budget time.Duration
 	// Stream selects the memory and the paths: Device with Copy and CuFile, or only host memory.
-	// Its other fields are ignored.
+	// Other fields are ignored.
 	Stream Options
 }
 
@@ -37,21 +37,21 @@ var (
 
 const (
 	scratchBytes = 32 << 20
-	// writtenBytes is the approximate limit of all written bytes, to spare disks. A begun batch is
-	// completed.
+	// writtenBytes is the approximate limit of all written bytes, to reduce wear of disks. A batch
+	// that has begun is completed.
 	writtenBytes = 256 << 20
 	// freeBytes is the required free space, so that the measurement does not fill the file system.
 	freeBytes = 4 * scratchBytes
 )
 
-// errSpent ends batches in flight when the budget is spent.
+// errSpent is the cause that ends batches in flight when the budget is used up.
 var errSpent = errors.New("the measuring budget is used up")
 
 // Measure moves a scratch file of 32 MiB in a directory by every available path, and returns the
-// results. The file has no name during the measurement, so nothing is left behind. At most a few
-// hundred MiB are written. The first size is measured even if the budget is too short. When the
-// budget is spent, Measure skips the rest: a size and depth has figures of all paths or none. The
-// error wraps ErrNoSpace if the file system has too little space.
+// results. During the measurement the file has no name, so no file remains if the process ends. At
+// most a few hundred MiB are written. The first size is measured even if the budget is too short.
+// When the budget is used up, Measure skips the rest: for each size and depth, all paths have
+// results or none. The error wraps ErrNoSpace if the file system has too little space.
 func Measure(ctx context.Context, path string, o MeasureOptions) (p Profile, err error) {
 	fail := func(err error) (Profile, error) {
 		return Profile{}, fmt.Errorf("measure directory %s: %w", path, err)
@@ -110,7 +110,7 @@ func scratch(path string, storage device.Storage) (*File, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer func() { _ = dir.Close() }() // nothing was written by it
+	defer func() { _ = dir.Close() }() // no file was written through it
 	name := fmt.Sprintf(".kvlane-measure-%016x", rand.Uint64())
 	base, err := dir.Open(name, os.O_RDWR|os.O_CREATE|os.O_EXCL)
 	if err != nil {
@@ -121,7 +121,7 @@ func scratch(path string, storage device.Storage) (*File, error) {
 		return nil, errors.Join(err, dir.Remove(name), base.Close())
 	}
 	if storage != nil {
-		// cuFile registers only a file with a name. f keeps an error.
+		// cuFile registers only files with a name. f keeps the error.
 		_, _ = f.storage(storage)
 	}
 	if err := dir.Remove(name); err != nil {
@@ -135,20 +135,20 @@ type measuring struct {
 	region *mem.Region
 	ends   []*mem.Region
 	o      Options
-	until  time.Time // end of the time that sizes and depths share
+	until  time.Time // end of the time for all sizes and depths
 	filled bool
 	points []Point
 }
 
-// way is a path between the file and one memory.
+// way is a path between the file and one kind of memory.
 type way struct {
 	path   stream.Path
 	stream *Stream
 	end    *mem.Region
 }
 
-// depth measures all sizes with depth concurrent transfers. depths counts the depths to measure,
-// including this one. The very first size is measured under ctx, the others under bounded.
+// depth measures all sizes with depth concurrent transfers. depths is the number of depths still to
+// measure, including this one. The very first size is measured under ctx, the others under bounded.
 func (m *measuring) depth(ctx, bounded context.Context, depth, depths int) (err error) {
 	var ways []way
 	for _, by := range []stream.Path{stream.PathPosix, stream.PathURing, stream.PathCuFile} {
@@ -216,7 +216,7 @@ func (m *measuring) both(ctx context.Context, w way, size int64, left int) (poin
 	return points, nil
 }
 
-// fill writes the whole file once, since reads of holes do not access the disk.
+// fill writes the whole file once, because reads of holes do not access the disk.
 func (m *measuring) fill(ctx context.Context, w way) error {
 	for at := int64(0); at < scratchBytes && !m.filled; at += w.end.Len() {
 		file := mem.Extent{Region: m.region, Off: at, Len: w.end.Len()}
@@ -229,12 +229,12 @@ func (m *measuring) fill(ctx context.Context, w way) error {
 }
 
 // place measures transfers of one size and direction, within its share of the time and of the
-// written bytes. left counts the measurements to come, including this one.
+// written bytes. left is the number of measurements still to make, including this one.
 func (m *measuring) place(ctx context.Context, w way, size int64, write bool, left int) (Point, error) {
 	b := m.batch(w.end, size, write)
 	begun, bytes := time.Now(), int64(0)
 	share := time.Until(m.until) / time.Duration(left)
-	// The factor 2 counts the paths. Device memory may have a third.
+	// The factor 2 counts paths. Device memory may have a third path.
 	most := int64(writtenBytes / (len(measuredDepths) * len(measuredSizes) * 2 * len(m.ends)))
 	for bytes == 0 || time.Since(begun) < share && (!write || bytes < most) {
 		n, err := move(ctx, w.stream, b)
@@ -263,8 +263,8 @@ func (m *measuring) batch(end *mem.Region, size int64, write bool) *mem.Batch {
 	return b
 }
 
-// move moves a batch. When ctx ends it begins nothing more and waits for transfers in flight, since
-// the caller frees their memory.
+// move moves a batch. When ctx ends it begins no further transfers and waits for those in flight,
+// because the caller frees their memory.
 func move(ctx context.Context, s *Stream, b *mem.Batch) (int64, error) {
 	t, err := s.Submit(ctx, b)
 	if err != nil {

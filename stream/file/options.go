@@ -10,15 +10,15 @@ import (
 	"github.com/kvlane/kvlane/stream"
 )
 
-// Direct selects whether bytes move between files and device memory without passing through the
-// host, by cuFile with GPU Direct Storage.
+// Direct selects whether bytes are moved directly between files and device memory, without host
+// memory, by cuFile with GPU Direct Storage.
 type Direct uint8
 
 // The values of Direct.
 const (
-	DirectAuto    Direct = iota // if available, unless the profile prefers another path
-	DirectRequire               // or fail with the reason
-	DirectNever                 // no cuFile
+	DirectAuto    Direct = iota // direct if available, unless the profile prefers another path
+	DirectRequire               // direct, or an error with the reason
+	DirectNever                 // without cuFile
 )
 
 var directs = [...]string{DirectAuto: "auto", DirectRequire: "require", DirectNever: "off"}
@@ -31,7 +31,7 @@ func (d Direct) String() string {
 	return fmt.Sprintf("direct(%d)", uint8(d))
 }
 
-// ParseDirect parses the result of Direct.String. Anything else is ErrInvalid.
+// ParseDirect parses the result of Direct.String. It returns ErrInvalid for any other name.
 func ParseDirect(name string) (Direct, error) {
 	for d, s := range directs {
 		if s == name {
@@ -41,7 +41,7 @@ func ParseDirect(name string) (Direct, error) {
 	return 0, fmt.Errorf("direct %q: must be auto, require or off: %w", name, errdefs.ErrInvalid)
 }
 
-// Defaults and limits of Options.
+// The defaults and limits of Options.
 const (
 	DefaultDepth      = 256
 	DefaultTransfers  = 128
@@ -49,8 +49,8 @@ const (
 	DefaultChunks     = 48
 	MaxTransfers      = 4096
 
-	// mostWorkers limits the threads that each wait for a transfer. More threads made no disk
-	// faster, and io_uring needs none.
+	// mostWorkers limits the number of threads that each wait for a transfer. More threads made no
+	// disk faster, and io_uring needs none.
 	mostWorkers = 32
 )
 
@@ -67,20 +67,20 @@ type Options struct {
 	// Chunks is the number of chunks of staging memory. They are allocated on first use. Zero:
 	// DefaultChunks.
 	Chunks int
-	// Device page-locks staging memory, so that Copy reaches it. Nil: batches have only host
+	// Device page-locks staging memory, so that Copy can access it. Nil: batches have only host
 	// memory.
 	Device device.Device
 	// Copy copies between staging memory and Device's memory. The caller owns it and closes it
 	// after the stream.
 	Copy stream.Stream
-	// Path makes all batches use one path, if their memory permits. PathNone: the profile selects
-	// it.
+	// Path makes all batches use one path, if their memory permits. With PathNone the profile
+	// selects the path.
 	Path stream.Path
 	// Direct selects the use of CuFile.
 	Direct Direct
 	// CuFile configures the access to Device's memory by cuFile.
 	CuFile CuFileOptions
-	// Profile has measured figures. Nil: none.
+	// Profile contains measurements. Nil: none.
 	Profile *Profile
 }
 
@@ -94,7 +94,7 @@ type CuFileOptions struct {
 	Queues int
 }
 
-// Validate reports every field that is out of range.
+// Validate returns an error for every field that is out of range.
 func (o Options) Validate() error {
 	var errs []error
 	check := func(ok bool, format string, args ...any) {
@@ -123,5 +123,6 @@ func (o Options) withDefaults() Options {
 }
 
 // begun returns the maximum number of begun transfers of a queue: Transfers in flight, and as many
-// waiting. So a queue continues while a batch's goroutine is in a call of Copy or waits for a CPU.
+// waiting, so that the queue continues while a batch's goroutine is in a call of Copy or waits for
+// a CPU.
 func (o *Options) begun() int { return 2 * o.Transfers }

@@ -6,7 +6,7 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// part is a set of transfers of a batch in one direction. With a chunk it includes the copies
+// part is a set of transfers of a batch in one direction. If it has a chunk, it includes the copies
 // between the chunk and the pieces.
 type part struct {
 	batch     *batch
@@ -16,11 +16,11 @@ type part struct {
 	pending   atomic.Int32 // unfinished transfers of a part with a chunk
 
 	straight bool       // transfers use the memory of the pieces
-	chunk    mem.Extent // if not straight; without a region after release
+	chunk    mem.Extent // used if not straight; without a region after release
 	write    bool
 	device   bool
-	// list has the copies between chunk and pieces. The first part of a crossing has those of all
-	// its parts.
+	// list holds the copies between chunk and pieces. In the first part of a crossing it holds
+	// those of all its parts.
 	list mem.Batch
 }
 
@@ -30,16 +30,17 @@ func alignUp(n int64) int64   { return alignDown(n + Align - 1) }
 // cutter splits a batch's pieces into parts.
 type cutter struct {
 	pieces []piece
-	cut    int64 // bytes of the first piece already in parts
+	cut    int64 // bytes of the first piece that are already in parts
 	most   int64 // maximum bytes of a transfer
 	whole  bool  // pieces of device memory need no chunk either
 	parts  []part
 }
 
-// partsAtOnce is the number of parts allocated together. Each scattered piece needs a part.
+// partsAtOnce is the number of parts that are allocated together, because each scattered piece
+// needs a part.
 const partsAtOnce = 32
 
-// part returns an empty part with p's direction and kind of memory.
+// part returns an empty part with the direction and kind of memory of p.
 func (c *cutter) part(b *batch, p *piece) *part {
 	if len(c.parts) == 0 {
 		c.parts = make([]part, min(len(c.pieces)+1, partsAtOnce))
@@ -96,7 +97,7 @@ func (c *cutter) nextStaged(b *batch, chunk mem.Extent) *part {
 	first := c.pieces[0]
 	q := c.part(b, &first)
 	q.chunk = chunk
-	// most is the number of pieces in the chunk if they are scattered.
+	// most is the number of pieces in the chunk if all are scattered.
 	most := min(int(chunk.Len/alignUp(min(first.mem.Len, chunk.Len))), len(c.pieces))
 	q.transfers, q.list.Dst, q.list.Src = make([]transfer, 0, most), make([]mem.Extent, 0, most), make([]mem.Extent, 0, most)
 	for at := int64(0); at < chunk.Len && !c.empty() && !c.straight() && c.pieces[0].with(&first); {
@@ -105,9 +106,9 @@ func (c *cutter) nextStaged(b *batch, chunk mem.Extent) *part {
 	return q
 }
 
-// fill adds one transfer to q, between the start of room and pieces that are adjacent in a file. It
-// returns the bytes of room used, in whole pages. A byte has the same offset within its page in
-// room and in the file.
+// fill adds one transfer to q, between the start of space and pieces that are adjacent in a file.
+// It returns the number of bytes used, in whole pages. A byte has the same offset within its page
+// in space and in the file.
 func (c *cutter) fill(q *part, space mem.Extent) int64 {
 	first := c.pieces[0]
 	start := first.off + c.cut
@@ -116,7 +117,7 @@ func (c *cutter) fill(q *part, space mem.Extent) int64 {
 	for !c.empty() && !c.straight() {
 		p := &c.pieces[0]
 		off := p.off + c.cut
-		// A read includes a gap before the next piece, up to the next page boundary.
+		// A read may include a gap before the next piece, up to the next page boundary.
 		if p.file != first.file || !p.with(&first) || off >= limit || off != end && (q.write || off > alignUp(end) || off < start) {
 			break
 		}

@@ -16,7 +16,7 @@ const straightBytes = 64 << 10
 // piece is one copy of a batch, or several adjacent ones.
 type piece struct {
 	file     *File
-	off      int64 // in the file
+	off      int64 // offset in the file
 	mem      mem.Extent
 	write    bool
 	straight bool // host memory that is moved in place
@@ -29,9 +29,9 @@ func (p *piece) device() bool { return p.mem.Region.CPU() == 0 }
 // with reports whether two pieces may be in one part.
 func (p *piece) with(o *piece) bool { return p.write == o.write && p.device() == o.device() }
 
-// survey returns the batch's copies sorted by direction, file and offset, with adjacent ones
+// survey returns the batch's copies sorted by direction, file and offset, with adjacent copies
 // merged. It returns ErrInvalid if a copy does not have a file on exactly one side, or if the
-// stream does not reach its memory.
+// stream cannot access its memory.
 func (s *Stream) survey(b *mem.Batch) ([]piece, error) {
 	pieces := make([]piece, 0, min(b.Pieces(), 1<<16))
 	for dst, src := range b.Extents() {
@@ -92,7 +92,8 @@ func order(a, b source) int {
 	return cmp.Or(cmp.Compare(x.info.Device, y.info.Device), cmp.Compare(x.info.Inode, y.info.Inode), cmp.Compare(x.fd, y.fd))
 }
 
-// ordered returns the pieces sorted by source and offset. Equal ones stay in the batch's order.
+// ordered returns the pieces sorted by source and offset. Equal ones stay in the order of the
+// batch.
 func ordered(pieces []piece) []piece {
 	if len(pieces) < 2 {
 		return pieces
@@ -145,7 +146,7 @@ func (a key) compare(b key) int {
 	return cmp.Compare(a.at, b.at)
 }
 
-// place decides for each piece how it is moved.
+// place sets how each piece is moved.
 func (s *Stream) place(pieces []piece) {
 	for i := 0; i < len(pieces); {
 		j := i + 1 // end of the pieces of this file and direction
@@ -157,8 +158,8 @@ func (s *Stream) place(pieces []piece) {
 	}
 }
 
-// placeFile places the pieces of one file and direction. Adjacent pieces are gathered into one
-// transfer, unless the page cache has them: then that would only copy them twice.
+// placeFile sets how the pieces of one file and direction are moved. Adjacent pieces are gathered
+// into one transfer, unless the page cache has them, because gathering would copy them twice.
 func (s *Stream) placeFile(pieces []piece) {
 	buffered, cached := false, s.warm.hot.Load() && s.triesCache(pieces[0].file, pieces[0].write)
 	for i := 0; i < len(pieces); {
@@ -179,7 +180,7 @@ func (s *Stream) placeFile(pieces []piece) {
 				buffered = buffered || (p.off|p.mem.Len|int64(p.mem.CPU()))%Align != 0
 			}
 		}
-		// Staged pieces between straight ones are a run of their own.
+		// Staged pieces between straight ones form a separate run.
 		for k := i; k < j; k++ {
 			if p := &pieces[k]; !p.straight {
 				buffered = buffered || (k == i || pieces[k-1].straight) && p.off%Align != 0 ||

@@ -6,24 +6,24 @@ import (
 	"github.com/kvlane/kvlane/stream"
 )
 
-// Request has the criteria for the choice of a path.
+// Request holds the criteria for the choice of a path.
 type Request struct {
-	Dev    uint64 // file system
+	Dev    uint64 // identifies the file system
 	Write  bool
-	Device bool  // the memory is a device's
+	Device bool  // the memory is device memory
 	Bytes  int64 // of a transfer
-	GDS    bool  // cuFile moves directly between device and file system
+	GDS    bool  // cuFile can move directly between device and file system
 }
 
 // Choice is the path and depth for a batch.
 type Choice struct {
 	Path   stream.Path
-	Depth  int // concurrent transfers; zero: no limit of its own
+	Depth  int // concurrent transfers; zero means no additional limit
 	Reason string
 }
 
-// Profile has measured figures of files by file system, direction, kind of memory and size. It is
-// plain data for JSON. A nil Profile has no figures.
+// Profile holds measurements of files by file system, direction, kind of memory and size. It is
+// plain data for JSON. A nil Profile has no measurements.
 type Profile struct {
 	Points []Point `json:"points"`
 }
@@ -44,8 +44,8 @@ type Point struct {
 const clearly = 1.2
 
 // Choose returns the path in can that was measured as fastest at the size nearest to r's. Posix,
-// and a depth below DefaultTransfers, must be clearly faster. Without figures it returns cuFile if
-// the device reaches the file system directly, otherwise posix.
+// and a depth below DefaultTransfers, must be clearly faster. Without measurements it returns
+// cuFile if the device can access the file system directly, and posix otherwise.
 func (p *Profile) Choose(r Request, can [stream.PathCount]bool) Choice {
 	var best *Point
 	if p != nil {
@@ -62,7 +62,7 @@ func (p *Profile) Choose(r Request, can [stream.PathCount]bool) Choice {
 	}
 	switch {
 	case best != nil:
-		path, _ := stream.ParsePath(best.Path) // parsed above
+		path, _ := stream.ParsePath(best.Path) // parsed above without error
 		return Choice{Path: path, Depth: best.Depth, Reason: ReasonMeasured}
 	case r.GDS && can[stream.PathCuFile]:
 		return Choice{Path: stream.PathCuFile, Reason: ReasonGDS}
@@ -70,7 +70,7 @@ func (p *Profile) Choose(r Request, can [stream.PathCount]bool) Choice {
 	return Choice{Path: stream.PathPosix, Reason: ReasonDefault}
 }
 
-// Comparison has the measured rates, in GB/s, of reads from a file system to memory of a device.
+// Comparison holds the measured rates, in GB/s, of reads from a file system into device memory.
 type Comparison struct {
 	Bytes  int64   `json:"bytes"`  // of a transfer
 	Direct float64 `json:"direct"` // by cuFile
@@ -85,10 +85,10 @@ func (c Comparison) String() string {
 	return fmt.Sprintf("measured: cuFile reads %.2f GB/s, pinned memory %.2f GB/s", c.Direct, c.Pinned)
 }
 
-// similar is the largest ratio of sizes whose rates are taken to be the same.
+// similar is the largest ratio of two sizes whose rates are assumed to be equal.
 const similar = 16
 
-// CompareDirect compares cuFile with pinned memory for reads to memory of a device, at the measured
+// CompareDirect compares cuFile with pinned memory for reads into device memory, at the measured
 // size nearest to bytes. It returns false if one of them was not measured at a similar size.
 func (p *Profile) CompareDirect(dev uint64, bytes int64) (c Comparison, measured bool) {
 	for i := range p.Points {
@@ -108,7 +108,7 @@ func (p *Profile) CompareDirect(dev uint64, bytes int64) (c Comparison, measured
 	return c, c.Direct > 0 && c.Pinned > 0
 }
 
-// score returns the rate by which p is compared.
+// score returns the rate that is compared with other paths.
 func (p *Point) score() float64 {
 	v := p.GBps
 	if p.Path != stream.PathPosix.String() {

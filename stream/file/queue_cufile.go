@@ -56,8 +56,8 @@ func cuFile(s device.Storage, t *transfer) (int64, error) {
 
 func (t *transfer) remaining() mem.Extent { return t.mem.Sub(t.done, t.mem.Len-t.done) }
 
-// idlePatience is how long a broken device queue may take to become idle. After that its transfers
-// are quarantined.
+// idlePatience is the time for which a broken device queue may take to become idle. After that its
+// transfers are quarantined.
 const idlePatience = 10 * time.Second
 
 // cuFileQueues distributes transfers to device queues. Each queue runs its transfers in order.
@@ -74,7 +74,7 @@ var _ quarantineQueue = (*cuFileQueues)(nil)
 func (q *cuFileQueues) path() stream.Path { return stream.PathCuFile }
 func (q *cuFileQueues) flush()            {}
 
-// begin gives t to the least loaded lane.
+// begin passes t to the least loaded lane.
 func (q *cuFileQueues) begin(t *transfer) {
 	least := q.lanes[0]
 	for _, l := range q.lanes[1:] {
@@ -127,12 +127,12 @@ type cuFileLane struct {
 	todo     chan *transfer
 	load     atomic.Int64 // unfinished transfers
 	on       device.Queue
-	using    chan struct{} // token: a device queue has one user at a time
+	using    chan struct{} // holds a token while in use: a device queue has one user at a time
 	inFlight chan pendingTransfer
 	patience time.Duration
 
 	mu     sync.Mutex
-	broken error             // why nothing is enqueued any more, or nil
+	broken error             // why nothing is enqueued any longer, or nil
 	until  time.Time         // deadline for the broken queue to become idle
 	lost   []pendingTransfer // quarantined
 }
@@ -156,7 +156,7 @@ func (l *cuFileLane) enqueue() {
 		var x device.Transfer
 		if err == nil && !waits {
 			x, err = l.start(e, t)
-			waits = errors.Is(err, errdefs.ErrNotSupported) // returned by older libraries
+			waits = errors.Is(err, errdefs.ErrNotSupported) // older libraries return it
 		}
 		switch {
 		case waits:
@@ -176,7 +176,7 @@ func (l *cuFileLane) start(e device.StorageEnqueuer, t *transfer) (device.Transf
 	l.using <- struct{}{}
 	defer func() { <-l.using }()
 	if broken := l.why(); broken != nil {
-		// EOPNOTSUPP makes the stream give up the path.
+		// EOPNOTSUPP makes the stream stop using the path.
 		return nil, fmt.Errorf("use queue for cuFile: %w: %w", broken, unix.EOPNOTSUPP)
 	}
 	if t.write {
@@ -221,7 +221,7 @@ func (l *cuFileLane) release(ctx context.Context) {
 	}
 	err := l.on.Close(ctx)
 	if err != nil && ctx.Err() != nil {
-		return // it is open still
+		return // the queue is still open
 	}
 	l.mu.Lock()
 	idle := l.lost
@@ -239,7 +239,7 @@ func (l *cuFileLane) end(f pendingTransfer) {
 	f.t.finish(f.n, f.err)
 }
 
-// why returns why the queue is broken, or nil.
+// why returns the error that broke the queue, or nil.
 func (l *cuFileLane) why() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -17,18 +17,18 @@ import (
 )
 
 const (
-	// fixedBytes is the kernel's limit for one registered buffer.
+	// fixedBytes is the kernel's maximum length of a registered buffer.
 	fixedBytes = 1 << 30
-	// If the kernel has no memory for a request, it is retried submitTries times, every
-	// submitPause.
+	// If the kernel has no memory for a request, the request is retried up to submitTries times,
+	// every submitPause.
 	submitPause = time.Millisecond
 	submitTries = 1000
-	// A ring that cannot be waited for is checked every brokenPause, since its requests still
-	// complete.
+	// If waiting for a ring fails, its requests may still complete, so the ring is checked every
+	// brokenPause.
 	brokenPause = 10 * time.Millisecond
 )
 
-// ring is implemented by *uring.Ring, and in tests by a ring with failing requests.
+// ring is the interface of *uring.Ring, which tests replace with a ring of failing requests.
 type ring interface {
 	Depth() int
 	InFlight() int
@@ -38,17 +38,17 @@ type ring interface {
 	Close() error
 }
 
-// uringQueue moves transfers by one io_uring. The next flush submits all begun transfers with one
-// system call. One goroutine handles completions.
+// uringQueue moves transfers by one io_uring. A flush submits all begun transfers with one system
+// call. One goroutine handles completions.
 type uringQueue struct {
 	ring   ring
 	reaped chan struct{} // closed when the goroutine has ended
 
 	mu       sync.Mutex
 	begun    []*transfer // not submitted
-	inFlight int         // being submitted or submitted, and not finished
-	broken   bool        // the ring cannot be waited for and accepts nothing
-	taking   bool        // completions are being handled, and a flush follows
+	inFlight int         // transfers that are submitted or being submitted, and not finished
+	broken   bool        // waiting for the ring failed, and it accepts no requests
+	taking   bool        // reap is handling completions, and will call flush
 	staging  *mem.Region // registered with the ring in pieces of fixedBytes
 }
 
@@ -57,8 +57,8 @@ var (
 	_ quarantineQueue = (*uringQueue)(nil)
 )
 
-// openURing opens a queue of at most depth unfinished transfers. It returns ErrNotSupported, with
-// the reason, if the kernel or a sandbox provides no io_uring.
+// openURing opens a queue for at most depth unfinished transfers. It returns ErrNotSupported, with
+// the reason, if the kernel or a sandbox does not provide io_uring.
 func openURing(depth int) (queue, error) {
 	r, err := uring.Open(uring.Options{Depth: depth})
 	if err != nil {
@@ -82,7 +82,7 @@ func (q *uringQueue) begin(t *transfer) {
 }
 
 // flush submits begun transfers up to the ring's capacity. While reap handles completions, flush
-// leaves that to reap.
+// does nothing, because reap calls it afterwards.
 func (q *uringQueue) flush() {
 	for {
 		all, ops := q.next()
@@ -92,7 +92,7 @@ func (q *uringQueue) flush() {
 		n, err := q.submit(ops)
 		q.ended(len(all) - n)
 		for _, t := range all[n:] {
-			t.finish(0, err) // the kernel never received it
+			t.finish(0, err) // the kernel did not receive it
 		}
 	}
 }
@@ -103,7 +103,7 @@ func (q *uringQueue) next() ([]*transfer, []uring.Op) {
 	defer q.mu.Unlock()
 	n := min(len(q.begun), q.ring.Depth()-q.inFlight)
 	if q.broken {
-		n = len(q.begun) // all fail with the reason
+		n = len(q.begun) // all fail with the same error
 	}
 	if q.taking || n == 0 {
 		return nil, nil
@@ -118,14 +118,15 @@ func (q *uringQueue) next() ([]*transfer, []uring.Op) {
 	return all, ops
 }
 
-// ended records that n transfers are not in flight any more or were never submitted.
+// ended records that n transfers are no longer in flight, or were never submitted.
 func (q *uringQueue) ended(n int) {
 	q.mu.Lock()
 	q.inFlight -= n
 	q.mu.Unlock()
 }
 
-// submit submits ops. It returns the number submitted, and the error if not all were.
+// submit submits ops. It returns the number of submitted ops, and an error if not all were
+// submitted.
 func (q *uringQueue) submit(ops []uring.Op) (sent int, err error) {
 	for tries := 0; sent < len(ops); {
 		n, err := q.ring.Submit(ops[sent:]...)
@@ -134,13 +135,13 @@ func (q *uringQueue) submit(ops []uring.Op) (sent int, err error) {
 		case err == nil:
 			tries = 0
 		case errors.Is(err, errdefs.ErrBusy) && tries < submitTries:
-			// The ring has space for all unfinished transfers, so the kernel lacks memory.
+			// The ring has space for all unfinished transfers, so the kernel must lack memory.
 			tries++
 			time.Sleep(submitPause)
-		case errors.Is(err, errdefs.ErrBusy): // tries used up
+		case errors.Is(err, errdefs.ErrBusy): // no attempts left
 			return sent, fmt.Errorf("the kernel accepted no request for %v: %w", submitTries*submitPause, unix.EOPNOTSUPP)
 		default:
-			// EOPNOTSUPP makes the stream give up the path.
+			// EOPNOTSUPP makes the stream stop using the path.
 			return sent, fmt.Errorf("%w: %w", err, unix.EOPNOTSUPP)
 		}
 	}
@@ -166,9 +167,9 @@ func (q *uringQueue) op(t *transfer) uring.Op {
 	return o
 }
 
-// reap finishes transfers until the ring is closed, or is broken and has none in flight. Transfers
-// of a broken ring may still access memory, so they are quarantined until they are seen to have
-// completed.
+// reap finishes transfers until the ring is closed, or until it is broken and no transfer is in
+// flight. Transfers of a broken ring may still access memory, so they are quarantined until they
+// have completed.
 func (q *uringQueue) reap() {
 	defer close(q.reaped)
 	done := make([]uring.Completion, q.ring.Depth())
@@ -209,7 +210,7 @@ func (q *uringQueue) quarantined() int {
 	return 0
 }
 
-// release implements quarantineQueue. It does nothing, since reap finishes the transfers.
+// release implements quarantineQueue. It does nothing, because reap finishes the transfers.
 func (q *uringQueue) release(context.Context) {}
 
 func (q *uringQueue) take(taking bool) {

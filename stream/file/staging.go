@@ -10,11 +10,11 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// staging has the chunks of host memory in which scattered memory is gathered. They are page-locked
-// if there is a device.
+// staging owns the chunks of host memory in which scattered memory is gathered. They are
+// page-locked if there is a device.
 type staging struct {
 	dev    device.Device
-	bytes  int64 // of a chunk
+	bytes  int64 // length of a chunk
 	chunks int
 	free   chan mem.Extent
 	queues []bufferQueue
@@ -28,8 +28,8 @@ func newStaging(o *Options) *staging {
 	return &staging{dev: o.Device, bytes: o.ChunkBytes, chunks: o.Chunks, free: make(chan mem.Extent, o.Chunks)}
 }
 
-// ready allocates the chunks on first use. slow is why a queue could not register them, which only
-// reduces speed.
+// ready allocates the chunks on first use. slow is the reason why a queue could not register them,
+// which only reduces speed.
 func (s *staging) ready() (slow, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -69,7 +69,7 @@ func (s *staging) allocate(bytes int64) error {
 	return nil
 }
 
-// close frees the chunks. None may be in use.
+// close frees the chunks. No chunk may be in use.
 func (s *staging) close() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

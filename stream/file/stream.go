@@ -18,17 +18,17 @@ type Stream struct {
 	opts    Options
 	workers queue // of path posix
 	queues  [stream.PathCount]queue
-	lossy   []quarantineQueue // from queues
+	lossy   []quarantineQueue // those of queues that may quarantine transfers
 	staging *staging
 	warm    warmth
 	stats   stats
 
 	slots   chan struct{} // one element for each unresolved batch
 	space   chan struct{} // one element for each unfinished transfer or sweep
-	down    chan struct{} // closed when no batch is accepted any more
+	down    chan struct{} // closed when no further batch is accepted
 	running sync.WaitGroup
-	closer  chan struct{} // token: one Close at a time
-	idle    chan struct{} // closed when no batch is left
+	closer  chan struct{} // holds a token during Close
+	idle    chan struct{} // closed when there are no unresolved batches
 
 	mu      sync.Mutex
 	lastID  uint64
@@ -49,17 +49,17 @@ type Stats struct {
 	// Unopened counts files that could not be opened with O_DIRECT for another reason, such as a
 	// lack of descriptors.
 	Unopened int64
-	// GivenUp counts paths that were given up, once for each file system.
+	// GivenUp counts paths that the stream stopped using, once per file system.
 	GivenUp int64
 	// Unregistered counts staging memory that io_uring could not register, so that the kernel pins
-	// it for each transfer. A completion's GivenUp has the reason.
+	// it for each transfer. The GivenUp field of a completion has the reason.
 	Unregistered int64
-	// Waited counts cuFile transfers that blocking calls moved, because the library or its
-	// compatibility mode cannot enqueue them.
+	// Waited counts cuFile transfers that were made by blocking calls, because the library, or its
+	// compatibility mode, cannot enqueue them.
 	Waited int64
-	// Quarantined is the current number of transfers with an unknown end, because a device queue or
-	// the io_uring broke. Their batches stay unresolved, and their memory and files in use, until
-	// they are found to have ended. For a device queue, Close checks that.
+	// Quarantined is the current number of transfers whose end is unknown, because a device queue
+	// or the io_uring broke. Their batches stay unresolved, and their memory and files in use,
+	// until the transfers are found to have ended. For a device queue, Close checks that.
 	Quarantined int
 }
 
@@ -77,7 +77,7 @@ func (s *stats) add(c *stream.Completion, err error) {
 	s.bytes[c.Path].Add(c.Bytes)
 }
 
-// Open opens a stream. The error is ErrInvalid for bad options, and ErrNotSupported if a required
+// Open opens a stream. It returns ErrInvalid for invalid options, and ErrNotSupported if a required
 // path is not available.
 func Open(o Options) (*Stream, error) {
 	if err := o.Validate(); err != nil {
@@ -105,8 +105,8 @@ func Open(o Options) (*Stream, error) {
 	return s, nil
 }
 
-// openURing opens the queue of path uring. If it is not available, that is an error only for a
-// stream that requires it.
+// openURing opens the queue of path uring. If io_uring is not available, that is an error only for
+// a stream that requires it.
 func (s *Stream) openURing() error {
 	if s.opts.Path != stream.PathNone && s.opts.Path != stream.PathURing {
 		return nil
@@ -231,8 +231,8 @@ func (s *Stream) Stats() Stats {
 	return r
 }
 
-// Close implements stream.Stream. It also finishes quarantined transfers if their queue becomes
-// idle before ctx ends.
+// Close implements stream.Stream. It also finishes quarantined transfers whose queue becomes idle
+// before ctx ends.
 func (s *Stream) Close(ctx context.Context) error {
 	s.mu.Lock()
 	if !s.closing {
@@ -265,8 +265,8 @@ func (s *Stream) unclosed(ctx context.Context) error {
 	return fmt.Errorf("close file stream: %d batches are unresolved: %w: %w", len(s.slots), errdefs.ErrBusy, context.Cause(ctx))
 }
 
-// free releases the stream's resources. No batch is left. After an error it is called again for the
-// rest.
+// free releases the stream's resources. There must be no unresolved batches. After an error it is
+// called again for the remaining resources.
 func (s *Stream) free(ctx context.Context) error {
 	var errs []error
 	for p, q := range s.queues {
@@ -279,7 +279,7 @@ func (s *Stream) free(ctx context.Context) error {
 		}
 		s.queues[p] = nil
 	}
-	if len(errs) == 0 { // an open queue may use the staging memory
+	if len(errs) == 0 { // an open queue may still use the staging memory
 		errs = append(errs, s.staging.close())
 	}
 	return errors.Join(errs...)

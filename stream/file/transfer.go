@@ -13,19 +13,21 @@ import (
 // transfer moves one range of a file to or from one extent of memory.
 type transfer struct {
 	file *File
-	off  int64 // of the range in the file
-	// mem is as long as the range. Only cuFile gets device memory, for which Bytes is nil.
+	off  int64 // offset of the range in the file
+	// mem has the length of the range. Device memory, for which Bytes is nil, is passed only to
+	// cuFile.
 	mem   mem.Extent
 	write bool
 	// direct selects File.direct, the descriptor with O_DIRECT: offset, length and address are
-	// multiples of Align. Otherwise File.fd is used, or File.base if that is negative.
+	// multiples of Align. Otherwise File.fd is used, or File.base if File.fd is negative.
 	direct bool
-	// try makes a worker try the page cache first. On a miss it passes the transfer to home.
+	// try makes a worker try the page cache first. On a miss the worker passes the transfer to
+	// home.
 	try   bool
 	home  queue
-	q     queue     // queue that has the transfer
+	q     queue     // queue that is moving the transfer
 	sweep *sweep    // its sweep, or nil
-	next  *transfer // in the sweep
+	next  *transfer // next transfer of the sweep
 
 	part *part
 	need int64 // bytes to move; a direct read may extend beyond the end of the file
@@ -33,12 +35,12 @@ type transfer struct {
 	idle int   // consecutive attempts without progress
 }
 
-// mostIdle limits the attempts without progress that end with EINTR or EAGAIN.
+// mostIdle limits the consecutive attempts without progress that end with EINTR or EAGAIN.
 const mostIdle = 1000
 
-// finish is called by a queue when no hardware accesses t's memory any more. n is the number of
-// bytes moved from t.done on. If fewer were moved without an error, the stream continues from
-// there. err is the native error.
+// finish is called by a queue when no hardware accesses t's memory any longer. n is the number of
+// bytes moved from t.done on. If fewer bytes than requested were moved without an error, the stream
+// continues after them. err is the native error.
 func (t *transfer) finish(n int64, err error) {
 	b := t.part.batch
 	more, err := t.advance(n, err)
@@ -55,13 +57,13 @@ func (t *transfer) finish(n int64, err error) {
 	b.finish(t.part, t.sweep, 1)
 }
 
-// begin gives t to q.
+// begin passes t to q.
 func (t *transfer) begin(q queue) {
 	t.q = q
 	q.begin(t)
 }
 
-// advance records the moved bytes. again reports whether the rest must be moved.
+// advance records the moved bytes. more is set if the rest must still be moved.
 func (t *transfer) advance(n int64, err error) (more bool, _ error) {
 	t.done += max(n, 0)
 	if t.idle++; n > 0 {
@@ -73,7 +75,7 @@ func (t *transfer) advance(n int64, err error) (more bool, _ error) {
 	case t.idle < mostIdle && (errors.Is(err, unix.EINTR) || errors.Is(err, unix.EAGAIN)):
 		return true, nil
 	case t.direct && errors.Is(err, unix.EINVAL):
-		// The file system probably refuses direct transfers, but EINVAL has other causes too.
+		// The file system probably refuses direct transfers. EINVAL can have other causes too.
 		t.part.batch.stream.refuse(t.file)
 		t.part.batch.refused.Store(true)
 		t.direct = false

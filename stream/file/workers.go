@@ -37,7 +37,7 @@ func (w *workers) flush()            {}
 
 func (w *workers) close(context.Context) error {
 	close(w.todo)
-	w.running.Wait() // returns soon: they have no work
+	w.running.Wait() // returns soon: the workers are idle
 	return nil
 }
 
@@ -48,15 +48,15 @@ func (w *workers) work() {
 			continue
 		}
 		w.readCached(t)
-		// Let the goroutine that look woke run first. If each processor had such a worker, it would
-		// wait for the worker's next calls. This would be wrong after a call that waits for a disk,
-		// since it would limit such calls to one for each processor.
+		// Let the goroutine that look has woken run first. If each processor had such a worker,
+		// that goroutine would wait for the workers' next calls. Do not yield after a call that
+		// waits for a disk, because that would limit such calls to one per processor.
 		runtime.Gosched()
 	}
 }
 
-// sweep is a list of transfers of a batch that one worker tries in the page cache, one after the
-// other. It takes the room of one transfer.
+// sweep is a list of transfers of a batch that one worker tries in the page cache, one after
+// another. It uses the space of one transfer.
 type sweep struct {
 	first, last *transfer
 	n           int32
@@ -64,7 +64,7 @@ type sweep struct {
 	left        atomic.Int32 // unfinished transfers after send
 }
 
-// Limits of a sweep, so that other workers have work too.
+// The limits of a sweep leave work for other workers.
 const (
 	sweepLength = 16
 	sweepBytes  = cachedBytes
@@ -84,11 +84,12 @@ func (s *sweep) add(t *transfer) {
 }
 
 // readCached moves the transfers of the sweep that begins with t from the page cache, and passes
-// misses on. It reports finished transfers together, but separately for each part with a chunk.
+// misses on to their queues. It reports finished transfers together, but separately for each part
+// with a chunk.
 func (w *workers) readCached(t *transfer) {
 	s, b := t.sweep, t.part.batch
 	p := t.part
-	var n int32     // finished and not reported: of p, or of p and other parts without chunks
+	var n int32     // finished and unreported transfers of p, or of p and other parts without chunks
 	var bytes int64 // their bytes
 	report := func() {
 		b.cached.Add(bytes)
@@ -148,7 +149,7 @@ func posix(t *transfer) (int64, error) {
 
 // cached reads the start of t from the page cache and returns the number of bytes. A partial read
 // for a direct transfer counts only whole pages. Unless sure is set, cached first queries the page
-// cache, since a read that does not wait may start read-ahead. Kernels before 6.5 have no such
+// cache, because a non-blocking read may start read-ahead. Kernels before 6.5 do not support the
 // query.
 func (f *File) cached(t *transfer, sure bool) int64 {
 	if !sure {
@@ -166,8 +167,8 @@ func (f *File) cached(t *transfer, sure bool) int64 {
 	return int64(n)
 }
 
-// has reports whether the page cache has a range of the file. known is false if the kernel cannot
-// report it.
+// has reports whether the page cache contains a range of the file. known is false if the kernel
+// does not support the query.
 func (f *File) has(off, n int64) (there, known bool) {
 	first := alignDown(off)
 	pages := (alignUp(off+n) - first) / Align
@@ -176,17 +177,18 @@ func (f *File) has(off, n int64) (there, known bool) {
 	return int64(stat.Cache)*int64(os.Getpagesize()) >= pages*Align, err == nil
 }
 
-// warmth decides whether to try the page cache: always while reads hit it, and rarely while they
-// miss, since a try may make the kernel read ahead.
+// warmth decides whether reads try the page cache: always while they hit it, and rarely while they
+// miss, because a try may start read-ahead in the kernel.
 type warmth struct {
 	hot    atomic.Bool  // the last try was a hit
-	misses atomic.Int64 // since the last hit
-	hits   atomic.Int64 // since the last miss, as far as reported
+	misses atomic.Int64 // consecutive misses since the last hit
+	hits   atomic.Int64 // reported hits since the last miss
 	skips  atomic.Int64
 }
 
-// patience is the number of consecutive misses after which only every tryEvery-th read tries.
-// confidence is the number of consecutive hits after which the page cache is not queried.
+// patience is the number of consecutive misses after which only every tryEvery-th read tries the
+// page cache. confidence is the number of consecutive hits after which reads no longer query it
+// first.
 const (
 	patience   = 4
 	tryEvery   = 16
@@ -197,11 +199,11 @@ func (w *warmth) try() bool {
 	return w.misses.Load() < patience || w.skips.Add(1)%tryEvery == 0
 }
 
-// sure reports whether to skip the query of the page cache, which takes a third of the time to read
-// a page.
+// sure reports whether to skip the query of the page cache, which takes a third of the time of
+// reading a page.
 func (w *warmth) sure() bool { return w.hits.Load() >= confidence }
 
-// saw records the result of a try. A hit after hits writes nothing, since all workers share the
+// saw records the result of a try. A hit after a hit writes nothing, because all workers share the
 // cache line.
 func (w *warmth) saw(hit bool) {
 	if w.hot.Load() != hit {

@@ -1,6 +1,6 @@
 // Package hoststream orders loads and dumps with the streams of the host program, on the device. A
 // dump starts after work that such a stream has enqueued (Recorded). A stream waits for a load, or
-// for its shards one by one (WaitLoad, WaitShard).
+// for single shards of it (WaitLoad, WaitShard).
 //
 // A Set holds the adopted streams of an engine. All methods are safe for concurrent use.
 package hoststream
@@ -17,12 +17,12 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// Set is the adopted streams of a device. On a nil Set, Adopt and NewLoad return ErrInvalid.
+// Set holds the adopted streams of a device. On a nil Set, Adopt and NewLoad return ErrInvalid.
 type Set struct {
 	dev    device.StreamAdopter
 	pool   *signal.Pool
-	shards int             // of a block
-	ctx    context.Context // of goroutines that wait for recorded work; Close cancels it
+	shards int             // number of shards of a block
+	ctx    context.Context // for goroutines that wait for recorded work; canceled by Close
 	end    context.CancelFunc
 
 	mu     sync.Mutex
@@ -31,8 +31,8 @@ type Set struct {
 	list   []*Stream      // guarded by mu
 }
 
-// Open returns a Set without streams, for at most loads loads at a time, of blocks with this number
-// of shards. It pins memory. The caller closes the Set, after all loads have ended and before dev.
+// Open returns a Set without streams, for at most loads concurrent loads of blocks with this number
+// of shards. It pins memory. The caller closes the Set after all loads have ended and before dev.
 // It returns ErrNotSupported if dev cannot adopt streams.
 func Open(dev device.Device, loads, shards int) (*Set, error) {
 	pool, err := signal.Open(dev, loads)
@@ -40,7 +40,7 @@ func Open(dev device.Device, loads, shards int) (*Set, error) {
 		return nil, fmt.Errorf("host streams: %w", err)
 	}
 	s := &Set{pool: pool, shards: shards}
-	s.dev, _ = dev.(device.StreamAdopter) // else there is no pool
+	s.dev, _ = dev.(device.StreamAdopter) // signal.Open has checked the type
 	s.ctx, s.end = context.WithCancel(context.Background())
 	return s, nil
 }
@@ -107,11 +107,11 @@ func (s *Set) Close(ctx context.Context) error {
 	return s.pool.Close(ctx)
 }
 
-// Load is a load that streams may wait for. The zero value is one that they cannot wait for. A type
-// that embeds it is a Task.
+// Load is a load that streams may wait for. Streams cannot wait for the zero value. A type that
+// embeds a Load implements Task.
 type Load struct {
 	signal *signal.Signal // nil in the zero value
-	steps  int            // of signal: the number of shards, or one
+	steps  int            // number of steps of signal: the number of shards, or one
 }
 
 // Task is a task with a Load.
@@ -119,9 +119,9 @@ type Task interface{ hostLoad() *Load }
 
 func (l *Load) hostLoad() *Load { return l }
 
-// NewLoad returns a Load and the signal of its progress, on which the caller must call Set. A
-// layerwise load has a step for each shard, another load has one. NewLoad waits while the maximum
-// number of loads is in use, until ctx ends.
+// NewLoad returns a Load and the signal of its progress. The caller must call Set of the signal. A
+// layerwise load has a step for each shard, any other load has one. While the maximum number of
+// loads is in use, NewLoad waits until ctx ends.
 func (s *Set) NewLoad(ctx context.Context, layerwise bool) (Load, *signal.Signal, error) {
 	if s == nil {
 		return Load{}, nil, errNoSet
@@ -138,24 +138,24 @@ func (s *Set) NewLoad(ctx context.Context, layerwise bool) (Load, *signal.Signal
 }
 
 // Stream is a stream of the host program. Its methods enqueue work after the program's earlier
-// work, and return. They block only if the driver does because the stream is full. They are safe
-// for concurrent use, also while the program uses the stream, but not while it starts to capture a
-// graph. A stream that is capturing returns ErrNotSupported. After the engine has closed they
-// return ErrClosed.
+// work, and return. They block only if the stream is full and the driver blocks. They are safe for
+// concurrent use, also while the program uses the stream, but not while it starts to capture a
+// graph. On a stream that is capturing they return ErrNotSupported. After the engine has closed
+// they return ErrClosed.
 type Stream struct {
 	set *Set
 	dev device.HostStream
 
 	mu       sync.Mutex
-	recorded []*recorded // not known to be done, oldest first; guarded by mu
+	recorded []*recorded // work that is not known to be done, oldest first; guarded by mu
 }
 
-// Recorded returns a dependency on the work that the program has enqueued so far. Pass it to
-// DumpOptions.After or DumpTask.SubmitShard, and the dump starts after that work, without a wait on
-// the host. Several dumps may use it. There is nothing to release.
+// Recorded returns a dependency on the work that the program has enqueued so far. A dump that
+// receives it in DumpOptions.After or DumpTask.SubmitShard starts after that work, without a wait
+// on the host. Several dumps may use it. It needs no release.
 //
 // The dump's stream waits on the device, and later dumps wait as well. store.DumpOptions documents
-// the bound. Call Recorded right after enqueueing the work that writes the pages.
+// the bound. Call Recorded directly after enqueueing the work that writes the pages.
 func (s *Stream) Recorded() (mem.Dependency, error) {
 	r, err := s.record()
 	if err != nil {
@@ -185,20 +185,20 @@ func (s *Stream) record() (*recorded, error) {
 }
 
 // WaitLoad makes later work of the stream wait until the load has ended, without a wait on the
-// host. The load may also end with errors, by LoadTask.Cancel, or because the engine closes. So the
-// program calls LoadTask.Wait before it trusts results of that work. If the load has not ended
-// within Config.Store.WaitMax, the stream goes on, and the load too: its pages must not be used
-// until it is done, and all of its blocks fail with ErrExpired. Stats.LoadsExpired counts such
-// loads.
+// host. The load may also end with errors, by LoadTask.Cancel, or because the engine closes.
+// Therefore the program must call LoadTask.Wait before it uses results of that work. If the load
+// has not ended within Config.Store.WaitMax, the stream continues, and so does the load: its pages
+// must not be used until it is done, and all of its blocks fail with ErrExpired. Stats.LoadsExpired
+// counts such loads.
 //
-// Errors: ErrInvalid without LoadOptions.Awaited. ErrBusy if the maximum number of streams waits
-// (device.StreamAdopter.WaitLimit): the stream does not wait, so wait on the host. After other
-// errors the stream may wait nevertheless.
+// Errors: ErrInvalid without LoadOptions.Awaited. ErrBusy if the maximum number of streams is
+// waiting (device.StreamAdopter.WaitLimit); the stream then does not wait, so wait on the host.
+// After other errors the stream may wait nevertheless.
 func (s *Stream) WaitLoad(t Task) error { return s.wait(t, t.hostLoad().steps) }
 
-// WaitShard is WaitLoad for a shard, which is a layer unless Config.Blocks differs: the stream
-// waits until the shard is on the page of every block that will get it, verified.
-// LoadTask.WaitShard, which then returns at once, returns the errors of the other blocks. Without
+// WaitShard is WaitLoad for one shard, which is a layer unless Config.Blocks defines otherwise. The
+// stream waits until every block has the shard verified on its page, or has failed. Call
+// LoadTask.WaitShard, which then returns at once, for the errors of failed blocks. Without
 // LoadOptions.Layerwise it is WaitLoad.
 func (s *Stream) WaitShard(t Task, shard int) error {
 	if shards := s.set.shards; shard < 0 || shard >= shards {

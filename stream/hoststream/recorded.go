@@ -16,7 +16,7 @@ type recorded struct {
 	watch sync.Once
 
 	mu    sync.Mutex
-	event device.Event // nil once it is closed
+	event device.Event // nil after it was closed
 	uses  int          // current uses of event
 	ended bool
 	err   error // failure of the work
@@ -44,7 +44,7 @@ func (r *recorded) Done() <-chan struct{} {
 			return
 		}
 		if err := r.set.begin(); err != nil {
-			return // Close resolves it
+			return // Close will resolve it
 		}
 		go func() {
 			defer r.set.calls.Done()
@@ -101,7 +101,7 @@ func (r *recorded) release() {
 	r.closeUnused()
 }
 
-// resolve ends the work. Only the first call has an effect.
+// resolve marks the work as ended. Only the first call has an effect.
 func (r *recorded) resolve(err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -20,7 +20,7 @@ func (s *Stream) reap() bool {
 	return worked
 }
 
-// reapRail polls l until its completion queue is empty, since the channel reports only later
+// reapRail polls l until its completion queue is empty, because the channel only reports later
 // completions. The caller holds hw.
 func (s *Stream) reapRail(l *rail) bool {
 	for worked := false; ; worked = true {
@@ -61,8 +61,8 @@ func (s *Stream) handleCompletion(l *rail, wc *rdma.WC) {
 	s.outstanding -= over
 }
 
-// arm requests a notification of the next completion from each rail that has outstanding requests.
-// It polls after that and reports whether there were completions. Rails stay armed while requests
+// arm requests a notification of the next completion from each rail with outstanding requests. It
+// then polls once more and reports whether there were completions. Rails stay armed while requests
 // are outstanding and hw is free. The caller holds hw.
 func (s *Stream) arm() bool {
 	worked := false
@@ -128,7 +128,7 @@ func (o *op) Poll() bool {
 	return o.bytes <= pollBytes
 }
 
-// Watch implements stream.Driver. Rails are always watched.
+// Watch implements stream.Driver. It does nothing, because rails are always watched.
 func (o *op) Watch() {}
 
 // Finish implements ordered.Work.
@@ -148,7 +148,7 @@ func (o *op) Finish(err error) (stream.Completion, error) {
 		c.Bytes, c.Pieces = o.bytes, o.pieces
 	}
 	s.freeManifest(o.manifest)
-	// The ticket references o as its driver and may be kept for long: drop the batch.
+	// The ticket references o as its driver and may be kept for long, so release the batch.
 	o.batch, o.manifest, o.at = nil, nil, cursor{}
 	return c, err
 }

@@ -12,7 +12,7 @@ type Counters struct {
 	requests, bytes, doorbells, failed, flushed, broken, pairs, opened atomic.Int64
 }
 
-// Read sets the requests, streams and queue pairs of s. Safe for concurrent use.
+// Read sets the counters of requests, streams and queue pairs in s. It is safe for concurrent use.
 func (c *Counters) Read(s *stream.NICStats) {
 	s.Requests, s.Bytes, s.Doorbells = c.requests.Load(), c.bytes.Load(), c.doorbells.Load()
 	s.Failed, s.Flushed, s.Broken = c.failed.Load(), c.flushed.Load(), c.broken.Load()

@@ -5,8 +5,8 @@ import (
 	"github.com/kvlane/kvlane/rdma"
 )
 
-// piece is the part of a copy for which no request has been built yet. Its addresses are those that
-// requests use.
+// piece is the part of a copy for which no request has been built yet. Its addresses are those in
+// requests.
 type piece struct {
 	dst, src           uint64
 	dstIndex, srcIndex int32 // in manifest.regions
@@ -18,14 +18,14 @@ type piece struct {
 type cursor struct {
 	piece
 	i                    int         // next copy of the list
-	dstRegion, srcRegion *mem.Region // of the copy before
-	dstBase, srcBase     uint64      // their addresses
+	dstRegion, srcRegion *mem.Region // regions of the previous copy
+	dstBase, srcBase     uint64      // addresses of these regions in requests
 	group                int
 	pair                 int
-	first, plane         int // in manifest.planes: the group's first, and the next
+	first, plane         int // indices in manifest.planes: the group's first plane, and the next
 }
 
-// next moves to the next nonempty copy. It returns false at the end.
+// next advances to the next nonempty copy. It returns false at the end.
 func (c *cursor) next(b *mem.Batch, m *manifest) bool {
 	for c.i < len(b.Dst) {
 		d, f := &b.Dst[c.i], &b.Src[c.i]
@@ -58,7 +58,7 @@ func (c *cursor) nextPage(p *mem.Paged, m *manifest) bool {
 		if c.plane == end {
 			c.plane, c.pair = c.first, c.pair+1
 		}
-		if c.pair >= len(pairs) || c.plane == end { // a group may have empty planes only
+		if c.pair >= len(pairs) || c.plane == end { // all planes of the group may be empty
 			c.group, c.pair, c.first, c.plane = c.group+1, 0, end, end
 			continue
 		}

@@ -6,11 +6,11 @@ import (
 )
 
 // A request covers adjacent remote memory and up to MaxSGE ranges of local memory. The device is
-// the remote side unless copies are reversed. Reversing saves requests if copies are adjacent on
-// the other side only: blocks in order on the host that are scattered over the device then share a
-// request. With several queue pairs adjacent copies use different ones, so nothing is reversed.
-// Reversed copies wait for others that write the same memory. A few adjacent copies are not worth
-// that.
+// the remote side unless copies are reversed. If copies are adjacent only on the other side,
+// reversing them saves requests: for example, blocks in order on the host that are scattered over
+// the device then share a request. With several queue pairs adjacent copies use different ones, so
+// nothing is reversed. Reversed copies must wait for other copies that write the same memory, so a
+// few adjacent copies are not reversed.
 
 // opcode returns the opcode of a copy that is not reversed.
 func opcode(dst, src *mem.Region) rdma.WROpcode {
@@ -20,7 +20,7 @@ func opcode(dst, src *mem.Region) rdma.WROpcode {
 	return rdma.WRRDMAWrite
 }
 
-// reversed returns the opcode that makes the other side the remote one.
+// reversed returns the opcode with which the other side is the remote one.
 func reversed(o rdma.WROpcode) rdma.WROpcode {
 	if o == rdma.WRRDMARead {
 		return rdma.WRRDMAWrite
@@ -28,19 +28,19 @@ func reversed(o rdma.WROpcode) rdma.WROpcode {
 	return rdma.WRRDMARead
 }
 
-// fewCopies is the least number of copies of a list that is reversed.
+// fewCopies is the minimum number of copies of a reversed list.
 const fewCopies = 8
 
-// mayReverse reports whether copies by o may be reversed.
+// mayReverse reports whether copies by opcode o may be reversed.
 func (s *Stream) mayReverse(o rdma.WROpcode) bool {
 	return len(s.pairs) == 1 && s.rails[0].MaxSGE(reversed(o)) > 1
 }
 
 // worthReversing reports whether reversing n copies at least halves their requests. local and
-// remote are the numbers of copies that begin where the copy before ends, on each side.
+// remote are the numbers of copies that begin where the previous copy ends, on each side.
 func worthReversing(n, local, remote int) bool { return local > remote && 2*local >= n }
 
-// neighbours counts the copies of a list that begin where the copy before ends, in local and in
+// neighbours counts the copies of a list that begin where the previous copy ends, in local and in
 // remote memory.
 type neighbours [2]int
 
@@ -49,7 +49,7 @@ const (
 	remote
 )
 
-// dstSide returns the side of the destination of copies by o.
+// dstSide returns the side of the destination of copies by opcode o.
 func dstSide(o rdma.WROpcode) int {
 	if o == rdma.WRRDMARead {
 		return local
@@ -57,8 +57,8 @@ func dstSide(o rdma.WROpcode) int {
 	return remote
 }
 
-// chooseDirection reverses o's list of n nonempty copies if that saves requests. All opcodes of the
-// list change.
+// chooseDirection reverses o's list of n nonempty copies if that saves requests. It then changes
+// all opcodes of the list.
 func (s *Stream) chooseDirection(o *op, n int, next *neighbours) {
 	if len(s.pairs) > 1 || n < fewCopies || !worthReversing(n, next[local], next[remote]) {
 		return
@@ -72,7 +72,7 @@ func (s *Stream) chooseDirection(o *op, n int, next *neighbours) {
 }
 
 // alongSlots reports whether the copies of g use the slots as the remote side. That saves requests
-// if the planes of a page are adjacent in its slot, or if a single plane's pages have adjacent
+// if the planes of a page are adjacent in its slot, or if the pages of a single plane have adjacent
 // slots.
 func (s *Stream) alongSlots(g *mem.PageGroup, dir mem.Direction) bool {
 	if !s.mayReverse(reversed(alongOpcode(dir))) {

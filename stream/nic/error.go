@@ -6,10 +6,10 @@ import (
 	"github.com/kvlane/kvlane/rdma"
 )
 
-// RequestError describes a request that a NIC failed.
+// RequestError describes a request that failed on a NIC.
 type RequestError struct {
 	NIC        string // name
-	QPNum      uint32 // of the queue pair
+	QPNum      uint32 // number of the queue pair
 	Opcode     rdma.WROpcode
 	Bytes      int64
 	SGEs       int    // scatter-gather entries on the local side
@@ -28,7 +28,7 @@ func (e *RequestError) Error() string {
 // Unwrap returns the failure of the request.
 func (e *RequestError) Unwrap() error { return e.WC }
 
-// failedRequest describes the request of wc, at position seq.
+// failedRequest describes the request at position seq, which failed with wc.
 func (q *pair) failedRequest(seq uint64, wc *rdma.WC) *RequestError {
 	w := &q.wrs[seq&q.mask]
 	e := &RequestError{

@@ -8,8 +8,8 @@ import (
 	"github.com/kvlane/kvlane/rdma"
 )
 
-// failRequest fails the batch of the request at seq. A flush follows an earlier failure. The caller
-// holds hw.
+// failRequest fails the batch of the request at seq. A flushed request is the consequence of an
+// earlier failure. The caller holds hw.
 func (s *Stream) failRequest(q *pair, seq uint64, wc *rdma.WC) {
 	o := q.owner(seq)
 	flush := wc.Status == rdma.WCWRFlushErr
@@ -25,8 +25,8 @@ func (s *Stream) failRequest(q *pair, seq uint64, wc *rdma.WC) {
 	s.failBatch(o, err, flush)
 }
 
-// failBatch fails o and breaks the stream. flush marks a consequence of another failure. The caller
-// holds hw.
+// failBatch fails o and breaks the stream. flush marks the consequence of another failure. The
+// caller holds hw.
 func (s *Stream) failBatch(o *op, err error, flush bool) {
 	o.Fail(fmt.Errorf("batch %d by %s: %w", o.ID(), s.path, err), flush)
 	s.stopReporting(o)
@@ -41,8 +41,8 @@ func (s *Stream) countBroken() {
 	})
 }
 
-// guard handles conditions without completions: a silent NIC, asynchronous device errors, and
-// requests that must be stopped. It returns when ctx ends.
+// guard handles conditions without completions: a NIC that does not respond, asynchronous device
+// errors, and requests that must be stopped. It returns when ctx ends.
 func (s *Stream) guard(ctx context.Context) {
 	defer s.watchdog.Stop()
 	for {
@@ -65,7 +65,7 @@ func (s *Stream) wakeGuard() {
 	}
 }
 
-// watch starts the watchdog unless it runs. The caller holds hw.
+// watch starts the watchdog unless it is already running. The caller holds hw.
 func (s *Stream) watch() {
 	if !s.watching && s.outstanding > 0 {
 		s.watching = true
@@ -73,15 +73,16 @@ func (s *Stream) watch() {
 	}
 }
 
-// breakDown breaks the stream for a failure that belongs to no request, and gives up its requests.
-// The caller holds hw.
+// breakDown breaks the stream because of a failure that belongs to no request, and stops its
+// requests. The caller holds hw.
 func (s *Stream) breakDown(err error) {
 	s.life.Break(fmt.Errorf("by %s: %w", s.path, err))
 	s.countBroken()
 	s.giveUp()
 }
 
-// giveUp records that completions may not arrive any more. The caller holds hw.
+// giveUp records that completions may no longer arrive, and makes the guard stop outstanding
+// requests. The caller holds hw.
 func (s *Stream) giveUp() {
 	s.lost = true
 	s.wakeGuard()
@@ -97,9 +98,9 @@ func (s *Stream) setDeviceErr(deviceErr error) {
 	s.wakeGuard()
 }
 
-// checkHealth breaks the stream if no request has completed for Options.Timeout. It also breaks a
-// stream that no failed completion has broken within flushTime of an asynchronous error, since the
-// completion has more detail. Otherwise it restarts the watchdog.
+// checkHealth breaks the stream if no request has completed for Options.Timeout. After an
+// asynchronous error it breaks the stream only if no failed completion has done so within
+// flushTime, because a completion has more detail. Otherwise it restarts the watchdog.
 func (s *Stream) checkHealth() {
 	s.mu.Lock()
 	why, since, limit := s.deviceErr, s.deviceErrAt, flushTime
@@ -124,10 +125,10 @@ func (s *Stream) checkHealth() {
 }
 
 // flushTime is the time that a queue pair in the error state has to flush its requests before it is
-// reset. A shorter Options.Timeout replaces it.
+// reset. If Options.Timeout is shorter, it is used instead.
 const flushTime = 100 * time.Millisecond
 
-// stopLost ends the outstanding requests of a lost stream. It moves queue pairs to QPSErr, where
+// stopLost ends the outstanding requests of a lost stream. It moves queue pairs to QPSErr, in which
 // requests complete as flushed, and resets pairs that still have requests after flushTime. After an
 // error, the watchdog or Close wakes the guard for a retry.
 func (s *Stream) stopLost() {
@@ -164,7 +165,7 @@ func (s *Stream) stopLost() {
 	}
 }
 
-// keepStopErr reports the first failure to stop a queue pair.
+// keepStopErr records the first failure to stop a queue pair.
 func (s *Stream) keepStopErr(q *pair, err error) {
 	if q.stopFailed {
 		return
@@ -173,5 +174,5 @@ func (s *Stream) keepStopErr(q *pair, err error) {
 	s.life.Keep(fmt.Errorf("NIC %s: %w", q.rail.reg.Name(), err))
 }
 
-// givenUp returns the error of a batch whose requests were stopped by the stream.
+// givenUp returns the error of a batch whose requests the stream has stopped.
 func givenUp(cause error) error { return fmt.Errorf("its requests were abandoned: %w", cause) }

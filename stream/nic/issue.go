@@ -27,7 +27,7 @@ func (s *Stream) issue(o *op) (whole, ok bool) {
 	return whole, s.arm() || worked || whole
 }
 
-// start starts o. It returns false if o must wait for batches in flight. The caller holds hw.
+// start starts o. It returns false if o must first wait for batches in flight. The caller holds hw.
 func (s *Stream) start(o *op) bool {
 	if s.outstanding == 0 {
 		s.inFlight = uses{}
@@ -41,15 +41,16 @@ func (s *Stream) start(o *op) bool {
 	return true
 }
 
-// uses is the memory that batches read, and write by RDMA writes (pushed) or RDMA reads (fetched).
+// uses is the memory that batches read, and that they write by RDMA writes (pushed) or by RDMA
+// reads (fetched).
 type uses struct {
 	reads, pushed, fetched classes
 }
 
 func (u *uses) writes() classes { return u.pushed | u.fetched }
 
-// conflicts reports whether o must wait until u has completed: one reads memory that the other
-// writes, or both write the same memory by different opcodes. A queue pair keeps the order of
+// conflicts reports whether o must wait until u has completed: one of them reads memory that the
+// other writes, or both write the same memory by different opcodes. A queue pair keeps the order of
 // writes by one opcode.
 func (u *uses) conflicts(o *uses) bool {
 	return u.writes()&o.reads != 0 || u.reads&o.writes() != 0 || u.pushed&o.fetched != 0 || u.fetched&o.pushed != 0
@@ -61,8 +62,8 @@ func (u *uses) add(o *uses) {
 	u.fetched |= o.fetched
 }
 
-// fill builds requests of o until a queue pair is full. worked reports whether it built any, done
-// whether nothing of o is left. The caller holds hw.
+// fill builds requests of o until a queue pair is full. It reports whether it has built any, and
+// whether all requests of o are built. The caller holds hw.
 func (s *Stream) fill(o *op) (worked, done bool) {
 	c := &o.at
 	for {
@@ -95,12 +96,12 @@ func (s *Stream) fill(o *op) (worked, done bool) {
 	}
 }
 
-// mixer spreads stripes over queue pairs whatever their stride: 2^64 divided by the golden ratio
+// mixer spreads stripes evenly over queue pairs for all strides: 2^64 divided by the golden ratio
 // (Knuth, The Art of Computer Programming, volume 3, 6.4).
 const mixer = 0x9e3779b97f4a7c15
 
-// route returns the queue pair that writes to dst, and the number of the n bytes that one request
-// may carry.
+// route returns the queue pair that writes to dst, and the number of bytes, at most n, that one
+// request may carry.
 func (s *Stream) route(dst uint64, n int64) (*pair, int64) {
 	q := s.pairs[0]
 	if len(s.pairs) > 1 {

@@ -10,7 +10,7 @@ import (
 	"github.com/kvlane/kvlane/rdma/registry"
 )
 
-// manifest holds the memory of a batch and keeps it registered until the batch resolves. Later
+// manifest lists the memory of a batch and keeps it registered until the batch resolves. Later
 // batches reuse its slices.
 type manifest struct {
 	regions []*mem.Region
@@ -18,15 +18,15 @@ type manifest struct {
 	// keys and memories have one element for each region and NIC.
 	keys     []key
 	memories []*registry.Memory
-	origins  mem.Holds // of regions of other processes
-	// planes has those of a Paged, in order. groups has the end of each group in planes.
+	origins  mem.Holds // acquired regions of other processes
+	// planes holds the planes of a Paged, in order. groups holds the end of each group in planes.
 	planes   []plane
 	groups   []int
 	progress progress
 	// index finds regions if there are more than fewRegions.
 	index map[*mem.Region]int32
-	last  int32 // the region that find returned last
-	// reversed is set if the copies of the list use the other opcode.
+	last  int32 // result of the last find
+	// reversed is set if the copies of the list use the opposite opcode.
 	reversed bool
 }
 
@@ -34,14 +34,14 @@ type key struct{ lkey, rkey uint32 }
 
 // plane is a mem.Plane with its group's slots, in the addresses of requests.
 type plane struct {
-	dst, src             uint64 // of page 0, and of the plane in slot 0
+	dst, src             uint64 // addresses of page 0, and of the plane in slot 0
 	dstStride, srcStride uint64
 	n                    int64
 	dstIndex, srcIndex   int32
 	opcode               rdma.WROpcode
 }
 
-// fewRegions is the largest number of regions that find searches one by one.
+// fewRegions is the largest number of regions that find searches linearly.
 const fewRegions = 12
 
 func (m *manifest) reset() {
@@ -135,7 +135,8 @@ func (m *manifest) reindex() {
 	}
 }
 
-// registerAndAcquire registers and acquires memory. Another stream may register it first.
+// registerAndAcquire registers and acquires memory. It accepts that another stream registers the
+// memory first.
 func (l *rail) registerAndAcquire(e mem.Extent) (*registry.Memory, error) {
 	if err := l.reg.Register(rdma.MROptions{Access: Access}, e.Region); err != nil && !errors.Is(err, errdefs.ErrExists) {
 		return nil, err
@@ -171,8 +172,8 @@ func (s *Stream) buildManifest(o *op) error {
 	return s.addPaged(o)
 }
 
-// addList adds the list in one pass. The loop makes no calls while the regions stay the same.
-// mem.Batch.Validate describes invalid copies.
+// addList adds the list in one pass. The loop calls no functions while the regions stay the same.
+// mem.Batch.Validate returns the errors of invalid copies.
 func (s *Stream) addList(o *op) error {
 	b := o.batch
 	if len(b.Dst) != len(b.Src) {
@@ -216,8 +217,8 @@ func (s *Stream) addList(o *op) error {
 	return nil
 }
 
-// contains reports whether e, whose region is not nil, lies within it. Negative numbers are large
-// ones here.
+// contains reports whether e is inside its region, which is not nil. Negative numbers count as
+// large ones.
 func contains(e *mem.Extent) bool {
 	n := e.Region.Len()
 	return uint64(e.Len) <= uint64(n) && uint64(e.Off) <= uint64(n-e.Len)
@@ -252,7 +253,8 @@ func (s *Stream) addPaged(o *op) error {
 	return nil
 }
 
-// addPlane appends a plane. pages and slots are the indices of its regions.
+// addPlane appends a plane. pages and slots are the indices of its regions. along is set if the
+// slots are the remote side.
 func (o *op) addPlane(pl *mem.Plane, sl *mem.Slots, pages, slots int32, along bool) {
 	m := o.manifest
 	page := plane{
@@ -284,7 +286,7 @@ func (s *Stream) addPair(o *op, dst, src *mem.Region) error {
 	return nil
 }
 
-// addUse adds a copy to o.uses.
+// addUse adds the memory of a copy by an opcode to o.uses.
 func (o *op) addUse(dst, src *mem.Region, by rdma.WROpcode) {
 	o.uses.reads |= classOf(src)
 	if by == rdma.WRRDMARead {

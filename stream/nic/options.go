@@ -13,7 +13,7 @@ import (
 	"github.com/kvlane/kvlane/rdma/registry"
 )
 
-// Defaults of Options.
+// The defaults of Options.
 const (
 	DefaultQueueDepth   = 1024
 	DefaultQueuePairs   = 1
@@ -24,59 +24,59 @@ const (
 	DefaultTimeout      = 30 * time.Second
 )
 
-// Access is the access that memory must be registered with. A region is the local side of some
-// copies and the remote side of others. PCIe relaxed ordering is not requested: streams rely on
-// writes to the same bytes completing in order.
+// Access is the access with which memory must be registered. A region is the local side of some
+// copies and the remote side of others. PCIe relaxed ordering is not requested, because streams
+// rely on the order of writes to the same bytes.
 const Access = rdma.AccessLocalWrite | rdma.AccessRemoteWrite | rdma.AccessRemoteRead
 
-// NIC is a NIC of a stream.
+// NIC describes a NIC of a stream.
 type NIC struct {
 	// Registry is the open NIC with its registered memory. The stream does not own it.
 	Registry *registry.Registry
 	// Connect configures queue pairs: port, GID and others. Port zero selects the first active port
-	// with its best GID and its MTU, as rdma.FindPort does.
+	// with its best GID and its MTU, like rdma.FindPort.
 	Connect rdma.ConnectOptions
 	// Counters is updated by the stream. It may be nil.
 	Counters *Counters
 }
 
-// Options configures a stream. NICs is required. The zero value of every other field selects its
+// Options configures a stream. NICs is required. The zero value of any other field selects its
 // default.
 type Options struct {
-	// NICs carry the copies, striped over them. All are of one provider. Memory must be registered
-	// with all of them.
+	// NICs carry the copies, striped over them. All must be of one provider. Memory must be
+	// registered with all of them.
 	NICs []NIC
 	// QueuePairs is the number of queue pairs on each NIC.
 	QueuePairs int
-	// SendDepth is the largest number of outstanding requests of a queue pair, a power of two. The
+	// SendDepth is the maximum number of outstanding requests of a queue pair, a power of two. The
 	// device's limit bounds it.
 	SendDepth int
-	// MaxSGE is the largest number of scatter-gather entries of a request. The device's limit
+	// MaxSGE is the maximum number of scatter-gather entries of a request. The device's limit
 	// bounds it.
 	MaxSGE int
-	// RequestBytes is the largest request. The port's max_msg_sz bounds it.
+	// RequestBytes is the maximum length of a request. The port's max_msg_sz bounds it.
 	RequestBytes int64
 	// StripeBytes is the length of a stripe over several queue pairs, a power of two.
 	StripeBytes int64
-	// QueueDepth is the largest number of accepted and unresolved batches.
+	// QueueDepth is the maximum number of accepted and unresolved batches.
 	QueueDepth int
-	// Timeout is the longest time without a completion while requests are outstanding. After it,
+	// Timeout is the longest time without a completion while requests are outstanding. After that
 	// the stream breaks.
 	Timeout time.Duration
-	// RegisterOnUse registers a batch's memory that is not registered. That Submit takes
-	// milliseconds. The memory stays registered: its owner calls registry.Unregister before it
-	// frees it. Otherwise such batches are ErrInvalid.
+	// RegisterOnUse makes Submit register memory that is not registered, which takes milliseconds.
+	// The memory stays registered until its owner calls registry.Unregister, which must be before
+	// it is freed. Without RegisterOnUse such batches are ErrInvalid.
 	RegisterOnUse bool
-	// Clock is the stream's clock. Nil selects the system's.
+	// Clock is the stream's clock. Nil selects the system clock.
 	Clock clockwork.Clock
 	// Flush makes a NIC's writes to a device visible there. If it is set, the stream calls it
-	// before it resolves a ticket whose batch has written the device's memory.
+	// before it resolves a ticket whose batch has written to the device's memory.
 	// CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS states whether a GPU needs it. Calls
 	// do not overlap. One call may serve several tickets.
 	Flush func(device int) error
 }
 
-// Validate reports every field that is out of range.
+// Validate returns an error for every field that is out of range.
 func (o *Options) Validate() error {
 	var errs []error
 	bad := func(format string, args ...any) {

@@ -8,8 +8,8 @@ import (
 // pair is a queue pair connected to itself. Stream.hw guards its fields.
 //
 // Requests are built in a ring as deep as the send queue. They stay there until they complete, so
-// that an error can describe its request. Positions count requests since the start. Those from
-// Posted to built wait for a doorbell.
+// that errors can describe them. Positions count requests since the start. Requests from Posted to
+// built have not been posted yet.
 type pair struct {
 	*channel.Pair
 	rail *rail
@@ -22,17 +22,18 @@ type pair struct {
 	unposted  int64  // bytes of requests from Posted to built
 	chainMax  uint64
 
-	// ops has the batch of each chain at the position of its last request. A chain is the requests
-	// of a batch posted together. ended is the position up to which chains have ended.
+	// ops holds the batch of each chain at the position of its last request. A chain consists of
+	// the requests of a batch that were posted together. ended is the position up to which chains
+	// have ended.
 	ops        []*op
 	ended      uint64
-	stopFailed bool // stopping it has failed; reported once
+	stopFailed bool // stopping the pair has failed; reported once
 }
 
-// newPair returns a pair of up to depth outstanding requests. depth is a power of two.
+// newPair returns a pair for up to depth outstanding requests. depth must be a power of two.
 func newPair(p *channel.Pair, r *rail, depth, sges int) *pair {
 	q := &pair{Pair: p, rail: r, wrs: make([]rdma.SendWR, depth), mask: uint64(depth) - 1, ops: make([]*op, depth)}
-	// A quarter of the queue: three chains are in flight while the next is built.
+	// A quarter of the queue, so that three chains are in flight while the next is built.
 	q.chainMax = uint64(min(max(depth/4, 1), 256))
 	all := make([]rdma.SGE, depth*sges)
 	for i := range q.wrs {
@@ -41,7 +42,7 @@ func newPair(p *channel.Pair, r *rail, depth, sges int) *pair {
 	return q
 }
 
-// transfer is a copy of n bytes, or a part of one.
+// transfer is a copy of n bytes, or part of one.
 type transfer struct {
 	opcode        rdma.WROpcode
 	local, remote uint64
@@ -49,8 +50,8 @@ type transfer struct {
 	n             int64
 }
 
-// extend adds t to the last built request. It returns false if the request is posted or t does not
-// fit. The caller has checked that the remote addresses are adjacent.
+// extend adds t to the last built request. It returns false if the request is already posted or t
+// does not fit. The caller has checked that the remote addresses are adjacent.
 func (q *pair) extend(t *transfer) bool {
 	if q.built == q.Posted() || q.bytes+t.n > q.rail.requestBytes {
 		return false
@@ -74,7 +75,7 @@ func (q *pair) extend(t *transfer) bool {
 	return true
 }
 
-// full reports whether the queue or the current chain has no room for a request.
+// full reports whether the queue or the current chain has no space for a request.
 func (q *pair) full() bool {
 	waiting := q.built - q.Posted()
 	return waiting == q.chainMax || waiting+q.Outstanding() > q.mask
@@ -92,9 +93,9 @@ func (q *pair) add(t *transfer) {
 	q.unposted += t.n
 }
 
-// post posts the built requests of o: with one doorbell, or two if they wrap around the ring. If
-// the queue pair refuses requests, post drops them and returns the error. Accepted requests count
-// as outstanding.
+// post posts the built requests of o with one doorbell, or two if they wrap around the ring. If the
+// queue pair refuses requests, post drops them and returns the error. Accepted requests count as
+// outstanding.
 func (q *pair) post(o *op) (err error) {
 	for q.Posted() < q.built {
 		from := q.Posted() & q.mask
@@ -120,7 +121,7 @@ func (q *pair) post(o *op) (err error) {
 	return err
 }
 
-// owner returns the batch of the request at seq, whose chain has not ended.
+// owner returns the batch of the request at seq. Its chain must not have ended.
 func (q *pair) owner(seq uint64) *op {
 	for q.ops[seq&q.mask] == nil {
 		seq++
@@ -129,14 +130,14 @@ func (q *pair) owner(seq uint64) *op {
 }
 
 // complete ends the chains before position end and calls each for their batches. Their requests
-// have completed or were given up.
+// have completed or were stopped.
 func (q *pair) complete(end uint64, each func(*op)) {
 	for ; q.ended < end; q.ended++ {
 		if at := &q.ops[q.ended&q.mask]; *at != nil {
 			if each != nil {
 				each(*at)
 			}
-			(*at).Land()
+			(*at).RemoveInFlight()
 			*at = nil
 		}
 	}

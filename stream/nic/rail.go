@@ -10,7 +10,7 @@ import (
 
 // rail is a stream's resources on one NIC.
 type rail struct {
-	*channel.Channel // nil until it is open
+	*channel.Channel // nil before open
 	index            int
 	reg              *registry.Registry
 	counters         *Counters
@@ -19,16 +19,16 @@ type rail struct {
 	counted          int64 // queue pairs included in counters.pairs
 
 	// Stream.hw guards the following fields.
-	armed bool // the channel notifies of the next completion
-	dead  bool // no more completions
+	armed bool // the channel will report the next completion
+	dead  bool // no further completions will arrive
 	wcs   []rdma.WC
 }
 
-// pollBatch is the largest number of completions polled at once.
+// pollBatch is the maximum number of completions per poll.
 const pollBatch = 32
 
-// open opens the channel and connects its queue pairs to themselves. After an error the caller
-// calls close.
+// open opens the channel and connects its queue pairs to themselves. After an error the caller must
+// call close.
 func (l *rail) open(s *Stream, connect rdma.ConnectOptions) (err error) {
 	l.Channel, err = channel.Open(channel.Options{
 		NIC: l.reg, Connect: connect, Pairs: s.opts.QueuePairs, Depth: s.opts.SendDepth, SGEs: s.opts.MaxSGE, OnFailure: s.setDeviceErr,

@@ -7,8 +7,9 @@ import (
 	"github.com/kvlane/kvlane/rdma"
 )
 
-// notifyBytes is the number of page group bytes that justify a signaled completion and a device
-// flush. Copying them takes about as long as waking the goroutine that handles the report.
+// notifyBytes is the number of bytes of page groups after which a signaled completion and a device
+// flush are worth their cost. Copying them takes about as long as waking the goroutine that handles
+// the report.
 const notifyBytes = 256 << 10
 
 // progress tracks the page groups of a batch. Stream.hw guards it.
@@ -20,7 +21,7 @@ type progress struct {
 	reported        int      // groups passed to mem.Paged.Completed
 }
 
-// startReporting adds o to s.reporting if its batch has a Landed callback and more than one page
+// startReporting adds o to s.reporting if its batch has a Completed callback and more than one page
 // group. A single group needs no report because its ticket resolves at the same time. The caller
 // holds hw.
 func (s *Stream) startReporting(o *op) {
@@ -57,7 +58,8 @@ func (s *Stream) markGroups(o *op) {
 			q.wrs[(q.built-1)&q.mask].Flags = rdma.SendSignaled
 		}
 	}
-	// Requests posted before their end positions were recorded may have completed already.
+	// Requests that were posted before their end positions were recorded may already have
+	// completed.
 	s.reportPending.Store(true)
 }
 
@@ -96,8 +98,8 @@ func (s *Stream) notify() {
 }
 
 // nextReport returns the oldest batch with unreported groups, the number of its completed groups
-// and the value of s.completions. It marks these groups as reported. If there is no such batch, it
-// returns nil. The last group of a batch is reported by its ticket.
+// and the value of s.completions. It marks these groups as reported. It returns nil if there is no
+// such batch. The ticket of a batch reports its last group.
 func (s *Stream) nextReport() (o *op, groups int, at uint64) {
 	s.hw.Lock()
 	defer s.hw.Unlock()
@@ -111,8 +113,8 @@ func (s *Stream) nextReport() (o *op, groups int, at uint64) {
 	return nil, 0, 0
 }
 
-// stopReporting removes o from s.reporting. A report in progress may still arrive. The caller holds
-// hw.
+// stopReporting removes o from s.reporting. A report that is already in progress may still arrive.
+// The caller holds hw.
 func (s *Stream) stopReporting(o *op) {
 	if i := slices.Index(s.reporting, o); i >= 0 {
 		s.reporting = slices.Delete(s.reporting, i, i+1)
@@ -120,8 +122,8 @@ func (s *Stream) stopReporting(o *op) {
 }
 
 // finalFlush stops the reports of o, whose requests have completed, and flushes its device writes.
-// It waits for a report in progress. It returns true if the caller must read o.Verdict again, since
-// a failed flush fails o.
+// It waits for a report in progress. It returns true if the caller must read o.Verdict again,
+// because a failed flush fails o.
 func (s *Stream) finalFlush(o *op) bool {
 	if o.Started.IsZero() || s.opts.Flush == nil && !o.manifest.progress.enabled {
 		return false
@@ -138,8 +140,8 @@ func (s *Stream) finalFlush(o *op) bool {
 }
 
 // flushDevices makes o's writes visible on the devices, up to completion number at. It skips
-// devices that were flushed since that completion. A failed flush fails o and breaks the stream,
-// and flushDevices returns false. The caller holds reportMu.
+// devices that were flushed after that completion. If a flush fails, flushDevices fails o, breaks
+// the stream and returns false. The caller holds reportMu.
 func (s *Stream) flushDevices(o *op, at uint64) bool {
 	if s.opts.Flush == nil {
 		return true

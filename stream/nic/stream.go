@@ -16,8 +16,8 @@ import (
 	"github.com/kvlane/kvlane/stream/ordered"
 )
 
-// Stream is an ordered stream over the loopback queue pairs of NICs. It implements stream.Stream.
-// It does not implement stream.EventStream, since no device queue can wait for a NIC. Safe for
+// Stream is an ordered stream over the loopback queue pairs of NICs. It implements stream.Stream,
+// but not stream.EventStream, because device queues cannot wait for a NIC. It is safe for
 // concurrent use.
 type Stream struct {
 	opts   Options
@@ -29,25 +29,24 @@ type Stream struct {
 	pairs       []*pair // of all rails, in order
 	stripeShift int
 
-	// hw guards queue pairs, completion queues, the fields up to reporting, and the fields of rails
-	// and pairs whose comments name it.
+	// hw guards queue pairs, completion queues, the fields up to reporting, and those fields of
+	// rails and pairs whose comments refer to it.
 	hw             sync.Mutex
 	outstanding    uint64    // requests posted and not completed
-	completions    uint64    // polled so far
+	completions    uint64    // number of completions so far
 	inFlight       uses      // memory used by the batches in flight
 	lastCompletion time.Time // time of the last completion, or of the first post to idle NICs
-	watching       bool      // the watchdog timer runs
-	lost           bool      // completions may not arrive: stopLost ends outstanding requests
+	watching       bool      // the watchdog timer is running
+	lost           bool      // completions may not arrive; stopLost ends outstanding requests
 	watchdog       clockwork.Timer
 	reporting      []*op // started batches with reports, in order
 
 	guardWake     chan struct{} // wakes guard
-	reportPending atomic.Bool   // reporting may have completed groups to report
+	reportPending atomic.Bool   // groups of a batch in reporting may have completed
 
 	// reportMu serializes flushes and reports. Acquire it before hw.
 	reportMu sync.Mutex
-	// visible has the devices where all writes are visible that had completed at completion number
-	// visibleAt.
+	// visible holds the devices on which all writes up to completion number visibleAt are visible.
 	visible   classes
 	visibleAt uint64
 
@@ -59,9 +58,9 @@ type Stream struct {
 
 var _ stream.Stream = (*Stream)(nil)
 
-// Open opens a stream with its own queue pairs on every NIC. The stream does not own the NICs,
-// whose Set must outlive it. Errors: ErrInvalid for options, ErrBroken if no port is active, and
-// those of the verbs. After an error everything is closed.
+// Open opens a stream with new queue pairs on every NIC. The stream does not own the NICs, whose
+// Set must outlive it. Errors: ErrInvalid for options, ErrBroken if no port is active, and those of
+// the verbs. After an error everything is closed.
 func Open(o Options) (*Stream, error) {
 	if err := o.Validate(); err != nil {
 		return nil, fmt.Errorf("open NIC stream: %w", err)
@@ -76,7 +75,7 @@ func Open(o Options) (*Stream, error) {
 	if err := s.build(); err != nil {
 		err = fmt.Errorf("open NIC stream: %w", err)
 		if closeErr := s.free(); closeErr != nil {
-			err = errors.Join(err, closeErr, s.free()) // retry: no caller has the stream
+			err = errors.Join(err, closeErr, s.free()) // retry, because the caller has no stream to close
 		}
 		return nil, err
 	}
@@ -111,19 +110,19 @@ func (s *Stream) build() error {
 	return nil
 }
 
-// softProvider is the provider name of NICs in software, which have a path of their own.
+// softProvider is the provider name of software NICs, which have a separate path.
 const softProvider = "soft"
 
-// Path returns the path of the stream's batches: stream.PathNIC, or stream.PathNICSoft for NICs in
-// software.
+// Path returns the path of the stream's batches: stream.PathNIC, or stream.PathNICSoft for software
+// NICs.
 func (s *Stream) Path() stream.Path { return s.path }
 
 // Err returns the error that broke the stream, or nil.
 func (s *Stream) Err() error { return s.life.Err() }
 
-// Close implements stream.Stream. Errors other than the context's come from a NIC. A further call
-// continues where Close stopped and returns nil once everything is released. While requests are
-// outstanding the error is errdefs.ErrBusy.
+// Close implements stream.Stream. Errors other than that of the context come from a NIC. A further
+// call continues where Close stopped and returns nil once everything is released. While requests
+// are outstanding the error is errdefs.ErrBusy.
 func (s *Stream) Close(ctx context.Context) error {
 	s.wakeGuard()
 	return s.life.Close(ctx)
@@ -131,7 +130,7 @@ func (s *Stream) Close(ctx context.Context) error {
 
 // free closes the rails that are open.
 func (s *Stream) free() error {
-	s.hw.Lock() // a Poll of a resolved ticket may still run
+	s.hw.Lock() // a Poll of a resolved ticket may still be running
 	defer s.hw.Unlock()
 	var errs []error
 	for _, l := range s.rails {

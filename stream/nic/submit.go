@@ -10,14 +10,14 @@ import (
 	"github.com/kvlane/kvlane/stream/ordered"
 )
 
-// The reasons that completions carry.
+// The reasons in completions.
 const (
 	ReasonLoopback  = "a NIC's loopback queue pairs"
 	ReasonEmpty     = "no bytes to copy"
 	ReasonUnstarted = "ended before it started"
 )
 
-// op is a batch that is accepted and unresolved.
+// op is an accepted, unresolved batch.
 type op struct {
 	ordered.Batch
 	stream   *Stream
@@ -27,12 +27,12 @@ type op struct {
 	batch    *mem.Batch
 	manifest *manifest
 
-	// at is guarded by Stream.hw.
+	// guarded by Stream.hw
 	at cursor
 }
 
-// Submit implements stream.Stream. It posts the first requests of the batch if the batch may start.
-// It blocks only for a place in the stream, and for registration with Options.RegisterOnUse.
+// Submit implements stream.Stream. If the batch may start, Submit posts its first requests. It
+// blocks only until the stream accepts the batch, and for registration with Options.RegisterOnUse.
 func (s *Stream) Submit(ctx context.Context, b *mem.Batch) (*stream.Ticket, error) {
 	o, err := s.prepare(b)
 	if err != nil {

@@ -12,11 +12,11 @@ import (
 	"github.com/kvlane/kvlane/stream"
 )
 
-// Work is the hardware side of one batch. An implementation embeds Batch.
+// Work submits one batch to the hardware. An implementation embeds Batch.
 type Work interface {
 	stream.Driver
-	// Issue submits a part of the batch to the hardware. whole reports whether it was the last
-	// part. ok is false if the hardware has no space; the goroutine that frees space then calls
+	// Issue submits a part of the batch to the hardware. whole is set if it was the last part. ok
+	// is false if the hardware has no space; the goroutine that frees space must then call
 	// Stream.ResolveCompleted or Stream.Issue. Only one goroutine at a time issues.
 	Issue() (whole, ok bool)
 	// Finish releases the resources of a completed batch. It returns the completion and the error
@@ -25,8 +25,8 @@ type Work interface {
 	Finish(verdict error) (stream.Completion, error)
 }
 
-// Batch is an accepted, unresolved batch. An implementation of Work embeds it. The zero value is
-// ready for Stream.Submit.
+// Batch is an accepted, unresolved batch. Implementations of Work embed it. The zero value is ready
+// for Stream.Submit.
 type Batch struct {
 	// Started is the time when the first part was issued, or zero. Work.Issue sets it.
 	Started time.Time
@@ -36,32 +36,32 @@ type Batch struct {
 	call         *call
 	ticket       stream.Ticket
 	id           uint64
-	next         *Batch // in its list; guarded by Stream.mu
+	next         *Batch // next batch of its list; guarded by Stream.mu
 	after        []mem.Dependency
-	depsResolved int32 // number of dependencies known to have succeeded; used by the issuing goroutine
+	depsResolved int32 // number of dependencies known to have succeeded; used only by the issuing goroutine
 	inFlight     atomic.Int32
 	canceled     atomic.Bool
 
 	// Guarded by Stream.mu.
 	lost        bool
-	consequence bool  // whether failed follows from another failure
-	ended       error // why issuing stopped, or nil
+	consequence bool  // failed is a consequence of another failure
+	ended       error // why issuing has stopped, or nil
 	failed      error // failure of the hardware, or nil
 }
 
 // ID returns the ticket's number.
 func (b *Batch) ID() uint64 { return b.id }
 
-// Canceled reports whether the batch was canceled. No more of it may be issued.
+// Canceled reports whether the batch was canceled. If so, no further part of it may be issued.
 func (b *Batch) Canceled() bool { return b.canceled.Load() }
 
-// AddInFlight counts a transfer of the batch as in flight. Work.Issue calls it before the transfer
-// can be seen to complete.
+// AddInFlight counts a transfer of the batch as in flight. Work.Issue calls it before the
+// completion of the transfer can be observed.
 func (b *Batch) AddInFlight() { b.inFlight.Add(1) }
 
-// Land counts a transfer that Fly counted as completed. Call Stream.ResolveCompleted or
+// RemoveInFlight counts a transfer as completed that AddInFlight has counted. Call Stream.ResolveCompleted or
 // Stream.Issue after it.
-func (b *Batch) Land() { b.inFlight.Add(-1) }
+func (b *Batch) RemoveInFlight() { b.inFlight.Add(-1) }
 
 // Cancel implements stream.Driver.
 func (b *Batch) Cancel() {
@@ -77,8 +77,8 @@ func (b *Batch) End(err error) {
 }
 
 // Fail records a hardware failure of the batch and breaks the stream. The first failure is kept,
-// except that an original failure replaces a consequence of another failure. A consequence breaks
-// only a stream that is not broken yet.
+// but an original failure replaces a consequence of another failure. A consequence breaks the
+// stream only if the stream is not broken yet.
 func (b *Batch) Fail(err error, consequence bool) {
 	s := b.stream
 	s.mu.Lock()
@@ -91,8 +91,8 @@ func (b *Batch) Fail(err error, consequence bool) {
 	}
 }
 
-// Lose records that a part of the batch may be in flight and that its completion cannot be
-// observed. Fly and Land count the other parts.
+// Lose records that a part of the batch may be in flight whose completion cannot be observed.
+// AddInFlight and RemoveInFlight count the other parts.
 func (b *Batch) Lose() {
 	b.stream.mu.Lock()
 	defer b.stream.mu.Unlock()
@@ -100,7 +100,7 @@ func (b *Batch) Lose() {
 }
 
 // Verdict returns the error of the batch's ticket. All batches after the failure that broke the
-// stream fail, even if their copies succeeded.
+// stream fail, even if they were copied successfully.
 func (b *Batch) Verdict() error {
 	b.stream.mu.Lock()
 	defer b.stream.mu.Unlock()
@@ -118,7 +118,7 @@ func (b *Batch) verdict() error {
 		}
 		return err
 	case b.failed != nil:
-		// The ticket's error reports the cause, since the cause belongs to this batch.
+		// The ticket's error reports the cause, because the cause belongs to this batch.
 		s.causeReported = s.causeReported || s.causeID == b.id
 		return b.failed
 	}
@@ -127,7 +127,7 @@ func (b *Batch) verdict() error {
 
 // Submit accepts the batch that w embeds, to be issued after its dependencies. If the backlog is
 // empty, Submit issues a part of it. It blocks only while the stream is full. After an error the
-// stream does not know the batch.
+// batch is not accepted.
 func (s *Stream) Submit(ctx context.Context, w Work, b *Batch, after []mem.Dependency) (*stream.Ticket, error) {
 	for i, d := range after {
 		if d == nil {
@@ -141,8 +141,7 @@ func (s *Stream) Submit(ctx context.Context, w Work, b *Batch, after []mem.Depen
 	return &b.ticket, nil
 }
 
-// enqueue takes a slot and appends b to the backlog. If the backlog was empty, enter issues a part
-// of b.
+// enqueue takes a slot and appends b to the backlog.
 func (s *Stream) enqueue(ctx context.Context, b *Batch) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
@@ -192,8 +191,8 @@ func (s *Stream) Wake() {
 	}
 }
 
-// issueLoop issues batches that waited for a dependency and parts that other goroutines left in the
-// backlog.
+// issueLoop issues batches that waited for a dependency, and parts that other goroutines left in
+// the backlog.
 func (s *Stream) issueLoop() {
 	var pending <-chan struct{}
 	for {
@@ -210,7 +209,7 @@ func (s *Stream) issueLoop() {
 }
 
 // Issue issues parts of the backlog in order until the limit is reached, the backlog is empty or
-// its head must wait. A negative limit means none. If the limit is reached or a dependency is
+// its head must wait. A negative limit means no limit. If the limit is reached or a dependency is
 // unresolved, Issue wakes the stream's goroutine. It also resolves completed batches.
 func (s *Stream) Issue(parts int) {
 	s.mu.Lock()
@@ -222,10 +221,10 @@ func (s *Stream) Issue(parts int) {
 }
 
 // issue implements Issue. The caller holds mu; issue releases it around calls of Work and tickets.
-// unmet is the channel of the dependency that the head waits for, or nil. more reports whether the
+// pending is the channel of the dependency that the head waits for, or nil. more is set if the
 // limit was reached.
 func (s *Stream) issue(parts int) (pending <-chan struct{}, more bool) {
-	// One goroutine at a time issues: the hardware order is the backlog order.
+	// One goroutine at a time issues, so that the hardware order is the backlog order.
 	if s.issuing {
 		s.recheck = true
 		return nil, false
@@ -242,8 +241,8 @@ func (s *Stream) issue(parts int) (pending <-chan struct{}, more bool) {
 	return pending, more
 }
 
-// advance issues a part of b, the head of the backlog. more reports whether issuing can continue.
-// The caller holds mu; advance releases it while it calls b.
+// advance issues a part of b, the head of the backlog. more is set if issuing can continue. The
+// caller holds mu; advance releases it while it calls b.
 func (s *Stream) advance(b *Batch) (more bool, pending <-chan struct{}) {
 	if why := s.mustEnd(b); why != nil {
 		s.issued(why)
@@ -273,7 +272,7 @@ func (b *Batch) issue() (whole, ok bool) {
 	return b.work.Issue()
 }
 
-// mustEnd returns why no more of b may be issued, or nil.
+// mustEnd returns the reason why no more of b may be issued, or nil.
 func (s *Stream) mustEnd(b *Batch) error {
 	switch {
 	case s.cause != nil:
@@ -303,8 +302,8 @@ func (b *Batch) pendingDep() (<-chan struct{}, error) {
 	return nil, nil
 }
 
-// issued removes the head of the backlog: it is issued whole, or issuing stopped for the reason
-// why.
+// issued removes the head of the backlog. It is completely issued, or issuing has stopped for the
+// reason why.
 func (s *Stream) issued(why error) {
 	b := s.backlog.pop()
 	if b.work == nil {
@@ -319,7 +318,7 @@ func (s *Stream) issued(why error) {
 }
 
 // ResolveCompleted resolves completed batches in order, oldest first. It wakes the stream's
-// goroutine, since the hardware may have space for the backlog.
+// goroutine, because the hardware may have space for the backlog.
 func (s *Stream) ResolveCompleted() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -332,11 +331,12 @@ func (s *Stream) ResolveCompleted() {
 // resolveCompleted resolves completed batches. The caller holds mu; resolveCompleted releases it
 // around calls.
 func (s *Stream) resolveCompleted() {
-	// One goroutine at a time settles: tickets resolve in order. It rechecks after each ticket.
-	if s.settling {
+	// One goroutine at a time resolves, so that tickets resolve in order. It checks again after
+	// each ticket.
+	if s.resolving {
 		return
 	}
-	s.settling = true
+	s.resolving = true
 	for s.inFlight.head != nil && s.inFlight.head.inFlight.Load() == 0 {
 		b := s.inFlight.pop()
 		if s.lost = s.lost || b.lost; s.lost {
@@ -349,11 +349,11 @@ func (s *Stream) resolveCompleted() {
 		s.resolve(b, verdict)
 		s.mu.Lock()
 	}
-	s.settling = false
+	s.resolving = false
 	s.endIfOver()
 }
 
-// resolve finishes b and resolves its ticket. No hardware accesses its memory any more.
+// resolve finishes b and resolves its ticket. No hardware accesses its memory any longer.
 func (s *Stream) resolve(b *Batch, verdict error) {
 	c, err := b.work.Finish(verdict)
 	// A ticket may be kept for long and references b.

@@ -10,14 +10,15 @@ type call struct {
 	undo func()
 	done chan struct{} // closed when err is valid
 	err  error
-	// abandoned is set when the caller of Call stopped waiting. Guarded by Stream.mu.
+	// abandoned is set when the caller of Call has stopped waiting. Guarded by Stream.mu.
 	abandoned bool
 	stream    *Stream
 }
 
-// Call runs act after all previously accepted batches have been issued whole, and returns its
+// Call runs act after all previously accepted batches have been completely issued, and returns its
 // error. Nothing else is issued meanwhile. If act returns false for ok, it is run again later, like
-// Work.Issue. If ctx ends first, act is not started; if it succeeds nevertheless, undo is run.
+// Work.Issue. If ctx ends first, act is not started; if it was already started and succeeds, undo
+// is run.
 func (s *Stream) Call(ctx context.Context, act func() (ok bool, err error), undo func()) error {
 	c := &call{act: act, undo: undo, done: make(chan struct{}), stream: s}
 	b := &Batch{call: c}
@@ -32,7 +33,7 @@ func (s *Stream) Call(ctx context.Context, act func() (ok bool, err error), undo
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	select {
-	case <-c.done: // act finished first
+	case <-c.done: // act has finished first
 		return c.err
 	default:
 		c.abandoned = true

@@ -115,7 +115,7 @@ func (b *batch) land(parts int) { b.rig.set(func() { b.landed(parts) }) }
 
 func (b *batch) landed(parts int) {
 	for b.inFlight -= parts; parts > 0; parts-- {
-		b.Land()
+		b.RemoveInFlight()
 	}
 }
 

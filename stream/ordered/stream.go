@@ -14,11 +14,11 @@ type Options struct {
 	Name  string // kind of stream for errors, such as "copy stream"
 	Depth int    // maximum number of unresolved batches and calls
 	// Stop returns nil when the hardware has stopped permanently. Close calls it when only
-	// quarantined batches are left, and again after an error. With nil, an idle stream counts as
-	// stopped.
+	// quarantined batches are left, and again after an error. If Stop is nil, an idle stream counts
+	// as stopped.
 	Stop func(ctx context.Context) error
 	// Free releases the stream's resources after Stop. After an error it is called again for the
-	// rest.
+	// remaining resources.
 	Free func() error
 }
 
@@ -28,7 +28,7 @@ type Stream struct {
 
 	// slots has one element for each unresolved batch or call.
 	slots chan struct{}
-	// down is closed when the stream is broken or closing and accepts no more batches.
+	// down is closed when the stream is broken or closing and accepts no further batches.
 	down chan struct{}
 	// wake makes the issuing goroutine check the whole backlog, so one token is enough.
 	wake chan struct{}
@@ -38,23 +38,23 @@ type Stream struct {
 	end     context.CancelFunc
 	running sync.WaitGroup
 	stopped chan struct{}
-	closer  chan struct{} // token: one Close at a time
+	closer  chan struct{} // holds a token during Close
 
-	mu       sync.Mutex
-	lastID   uint64
-	backlog  list // accepted, not issued whole
-	issuing  bool // a goroutine is issuing the head of the backlog
-	recheck  bool // that goroutine must check the head again before it stops
-	inFlight list // issued whole
-	settling bool // a goroutine is resolving the head of flight
+	mu        sync.Mutex
+	lastID    uint64
+	backlog   list // accepted, not completely issued
+	issuing   bool // a goroutine is issuing the head of the backlog
+	recheck   bool // that goroutine must check the head again before it stops
+	inFlight  list // completely issued
+	resolving bool // a goroutine is resolving the head of inFlight
 	// quarantine holds a lost batch and the completed batches after it.
 	quarantine    list
-	lost          bool // whether a batch was lost
+	lost          bool // a batch was lost
 	quarantined   int
 	closing       bool
 	cause         error // why the stream is broken, or nil
 	causeID       uint64
-	causeReported bool  // whether cause was reported
+	causeReported bool  // a ticket has reported cause
 	unreportedErr error // failures that no ticket reports
 }
 
@@ -68,8 +68,8 @@ func New(o Options) *Stream {
 	return s
 }
 
-// Start starts the stream's goroutine and the owner's goroutines others. Their context ends when
-// nothing is left to issue or complete except lost batches; they must return then.
+// Start starts the stream's goroutine and the goroutines others of the owner. Their context ends
+// when nothing is left to issue or complete except lost batches; they must return then.
 func (s *Stream) Start(others ...func(ctx context.Context)) {
 	s.running.Go(s.issueLoop)
 	for _, f := range others {
@@ -78,18 +78,19 @@ func (s *Stream) Start(others ...func(ctx context.Context)) {
 	go func() { s.running.Wait(); close(s.stopped) }()
 }
 
-// Down returns a channel that is closed when the stream is broken or closing and accepts no more
+// Down returns a channel that is closed when the stream is broken or closing and accepts no further
 // batches.
 func (s *Stream) Down() <-chan struct{} { return s.down }
 
-// Err returns why the stream is broken, or nil.
+// Err returns the error that broke the stream, or nil.
 func (s *Stream) Err() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.cause
 }
 
-// Refusal returns why the stream accepts no more batches. Call it after Down is closed.
+// Refusal returns the reason why the stream accepts no further batches. Call it after Down is
+// closed.
 func (s *Stream) Refusal() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -105,7 +106,7 @@ func (s *Stream) refusal() error {
 }
 
 // Break breaks the stream because of a failure that belongs to no batch. The failure counts as one
-// of the oldest unresolved batch. If the stream is broken already, Close reports the failure.
+// of the oldest unresolved batch. If the stream is already broken, Close returns the failure.
 func (s *Stream) Break(cause error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -122,8 +123,8 @@ func (s *Stream) Break(cause error) {
 	s.breakBy(id, cause)
 }
 
-// breakBy makes the stream refuse new batches and fail all batches after number id. The cause that
-// is first in stream order is kept. The caller holds mu.
+// breakBy makes the stream refuse new batches and fail all batches after number id. Of several
+// causes, the first in stream order is kept. The caller holds mu.
 func (s *Stream) breakBy(id uint64, cause error) {
 	if s.cause != nil && s.causeID <= id {
 		return
@@ -135,14 +136,14 @@ func (s *Stream) breakBy(id uint64, cause error) {
 	s.Wake()
 }
 
-// Keep records a failure for Close that no ticket reports.
+// Keep records a failure that no ticket reports. Close returns it.
 func (s *Stream) Keep(err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.unreportedErr = errors.Join(s.unreportedErr, err)
 }
 
-// Quarantined returns the number of quarantined batches: lost ones, and those after them that have
+// Quarantined returns the number of quarantined batches: lost batches, and later ones that have
 // nothing in flight.
 func (s *Stream) Quarantined() int {
 	s.mu.Lock()
@@ -151,8 +152,8 @@ func (s *Stream) Quarantined() int {
 }
 
 // Close implements stream.Stream. An error other than that of ctx comes from the hardware, or is a
-// failure that no ticket reported. It wraps errdefs.ErrBusy until the hardware has stopped. Calling
-// Close again continues where it stopped.
+// failure that no ticket has reported. It wraps errdefs.ErrBusy until the hardware has stopped.
+// Another call continues where Close stopped.
 func (s *Stream) Close(ctx context.Context) error {
 	s.mu.Lock()
 	if !s.closing {
@@ -211,12 +212,12 @@ func (s *Stream) release() {
 
 // endIfOver ends the stream's goroutines if they have no work left. The caller holds mu.
 func (s *Stream) endIfOver() {
-	if s.closing && s.backlog.head == nil && s.inFlight.head == nil && !s.issuing && !s.settling {
+	if s.closing && s.backlog.head == nil && s.inFlight.head == nil && !s.issuing && !s.resolving {
 		s.end()
 	}
 }
 
-// unclosed returns the error of a Close that could not finish.
+// unclosed returns the error of a Close that could not finish, with its cause.
 func (s *Stream) unclosed(cause error) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -4,6 +4,7 @@
 //
 // # Concurrency
 //
-// All methods are safe for concurrent use, except that no Submit may run during Close. Each Stream
-// has one goroutine, which ends with Close, and one for each broken stream until that is closed.
+// All methods are safe for concurrent use, except that Submit must not run during Close. Each
+// Stream has one goroutine, which ends with Close, and another one for each broken stream until
+// that is closed.
 package renew

@@ -7,7 +7,8 @@ import (
 	"github.com/kvlane/kvlane/stream"
 )
 
-// retiredStream is a broken stream that a goroutine closes. Closing may wait for the hardware.
+// retiredStream is a broken stream that a goroutine is closing, because closing may have to wait
+// for the hardware.
 type retiredStream struct {
 	st   stream.Stream
 	done chan struct{} // closed when the goroutine has returned
@@ -21,8 +22,8 @@ const (
 	maxCloseRetryDelay = time.Second
 )
 
-// closeAndRetry closes the stream and retries until it succeeds or ctx ends. An open stream holds
-// memory and queues of the device. onRetry is called before each delay.
+// closeAndRetry closes the stream and retries until that succeeds or ctx ends, because an open
+// stream keeps memory and queues of the device. onRetry is called before each delay.
 func (r *retiredStream) closeAndRetry(ctx context.Context, onRetry func()) {
 	defer close(r.done)
 	for delay := closeRetryDelay; ; delay = min(2*delay, maxCloseRetryDelay) {
@@ -65,7 +66,7 @@ func (r *retiredStream) closed() bool {
 }
 
 // closeStream closes st. If the first Close fails, it calls Close again to find out whether st is
-// closed. If st is closed, the error of the first call is returned as reported, else as err.
+// closed. If so, it returns the error of the first call as reported, otherwise as err.
 func closeStream(ctx context.Context, st stream.Stream) (reported, err error) {
 	first := st.Close(ctx)
 	if first == nil {

@@ -34,8 +34,8 @@ type Options struct {
 // Stream submits batches to a stream that it renews. New returns one.
 type Stream struct {
 	o Options
-	// openLock has one element while a goroutine opens a stream. Unlike a mutex it can be awaited
-	// with a context. It keeps concurrent callers from opening more than one stream.
+	// openLock has one element while a goroutine opens a stream, so that only one stream is opened.
+	// Unlike a mutex it can be awaited with a context.
 	openLock chan struct{}
 	// ctx is canceled to stop the goroutines that close retired streams.
 	ctx    context.Context
@@ -52,7 +52,7 @@ type Stream struct {
 	closed    bool
 }
 
-// New returns a Stream. It opens no stream, and starts the goroutine that probes streams.
+// New returns a Stream. It opens no stream yet, and starts the goroutine that probes streams.
 func New(o Options) *Stream {
 	s := &Stream{o: o, openLock: make(chan struct{}, 1), quit: make(chan struct{}), watcherDone: make(chan struct{})}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
@@ -63,16 +63,16 @@ func New(o Options) *Stream {
 // Name returns Options.Name.
 func (s *Stream) Name() string { return s.o.Name }
 
-// Resolved reports that one ticket of Submit has resolved. The Stream probes its stream if tickets
-// stay unresolved.
+// Resolved records that one ticket of Submit has resolved. The Stream probes its current stream if
+// tickets stay unresolved.
 func (s *Stream) Resolved() { s.resolved.Add(1) }
 
 // probeEvery is the period without resolved tickets after which watch probes the stream.
 const probeEvery = time.Second
 
-// watch detects broken streams while no batch is submitted. If a device cannot confirm that a
-// ticket has stopped, the ticket resolves only when its stream is closed. watch therefore submits
-// an empty batch, which a broken stream refuses, and retires that stream.
+// watch detects broken streams while no batch is submitted. If a device cannot confirm that a copy
+// has stopped, the ticket resolves only when its stream is closed. Therefore watch submits an empty
+// batch, and retires a stream that refuses it as broken.
 func (s *Stream) watch() {
 	defer close(s.watcherDone)
 	tick := s.o.Clock.NewTicker(probeEvery)
@@ -95,7 +95,7 @@ func (s *Stream) watch() {
 	}
 }
 
-// probe retires st if it refuses an empty batch as broken.
+// probe retires st if it refuses an empty batch because it is broken.
 func (s *Stream) probe(st stream.Stream) {
 	ctx, cancel := context.WithTimeout(s.ctx, probeEvery)
 	defer cancel()
@@ -110,8 +110,8 @@ func isBroken(err error) bool {
 }
 
 // Submit submits b to the stream. The batch starts after the device work in after. If the stream
-// broke earlier, it has not touched b: Submit replaces the stream and retries once. The caller
-// calls Resolved when the ticket has resolved.
+// was already broken, it has not accessed b: Submit then replaces the stream and retries once. The
+// caller must call Resolved when the ticket has resolved.
 func (s *Stream) Submit(ctx context.Context, b *mem.Batch, after ...stream.Recorded) (*stream.Ticket, error) {
 	for try := 0; ; try++ {
 		st, err := s.get(ctx)
@@ -160,8 +160,8 @@ func orderAfter(ctx context.Context, st stream.Stream, after []stream.Recorded) 
 	return nil
 }
 
-// SplitDeps splits after into the dependencies that the host must wait for and those that the
-// stream can wait for on the device. It opens a stream if there is none and after has recorded
+// SplitDeps divides after into the dependencies that the host must wait for and those that the
+// stream can wait for on the device. It opens a stream if there is none and after contains recorded
 // work.
 func (s *Stream) SplitDeps(ctx context.Context, after []mem.Dependency) (onHost []mem.Dependency, onDevice []stream.Recorded) {
 	for k, d := range after {
@@ -215,8 +215,8 @@ func (s *Stream) current() (st stream.Stream, brokenErr error) {
 	return s.cur, s.brokenErr
 }
 
-// reopen opens a stream, unless another goroutine has opened one. In the first case brokenErr is
-// the failure of the stream that it replaces, or nil.
+// reopen opens a stream, unless another goroutine has already opened one. If it has opened one,
+// brokenErr is the failure of the stream that it replaces, or nil.
 func (s *Stream) reopen(ctx context.Context) (st stream.Stream, brokenErr, err error) {
 	select {
 	case s.openLock <- struct{}{}:
@@ -251,8 +251,8 @@ func (s *Stream) retire(st stream.Stream, err error) {
 }
 
 // Close closes the current stream and waits for the retired ones. If err is not nil, a stream is
-// still open and the caller may retry. reported is the error of a stream that failed to close
-// cleanly, but is closed.
+// still open and the caller may retry. reported is the error of a stream that is closed
+// nevertheless.
 func (s *Stream) Close(ctx context.Context) (reported, err error) {
 	s.mu.Lock()
 	if !s.closed {

@@ -1,5 +1,4 @@
-// Package softnic moves the bytes of NICs in software with streams, so that such NICs reach device
-// memory.
+// Package softnic lets software NICs copy with streams, so that they can access device memory.
 package softnic
 
 import (
@@ -14,30 +13,30 @@ import (
 	"github.com/kvlane/kvlane/stream"
 )
 
-// Mover is a soft.Mover that copies with a stream, one transfer after the other. It reaches the
-// memory that the stream's device reaches: device memory and pinned host memory. If the stream
+// Mover is a soft.Mover that copies with a stream, one transfer after another. It can access the
+// memory that the stream's device can access: device memory and pinned host memory. If the stream
 // breaks, it opens another one, so that new queue pairs work again. A transfer fails with ErrBusy
 // if the stream has no space for it for half a minute.
 type Mover struct {
 	open     func() (stream.Stream, error)
-	patience time.Duration // time that a transfer waits for space in the stream
+	patience time.Duration // time for which a transfer waits for space in the stream
 
-	lock   chan struct{} // one element during a copy or Close; can be awaited with a context
-	s      stream.Stream // nil: not open; guarded by lock
+	lock   chan struct{} // has one element during a copy or Close; can be awaited with a context
+	s      stream.Stream // nil if not open; guarded by lock
 	closed bool          // guarded by lock
 }
 
 var _ soft.Mover = (*Mover)(nil)
 
 const (
-	// maxPatience is the time after which a stream that accepts nothing counts as broken.
+	// maxPatience is the time after which a stream that accepts no batches counts as broken.
 	maxPatience = 30 * time.Second
 	// probeEvery is the interval of checks whether a stream with an incomplete copy is broken.
 	probeEvery = 250 * time.Millisecond
 )
 
-// NewMover returns a mover on an ordered stream. It calls open for the first transfer and after the
-// stream broke.
+// NewMover returns a mover on an ordered stream. It calls open for the first transfer, and again
+// after the stream has broken.
 func NewMover(open func() (stream.Stream, error)) *Mover {
 	return &Mover{open: open, patience: maxPatience, lock: make(chan struct{}, 1)}
 }
@@ -50,8 +49,8 @@ func (m *Mover) Reaches(r *mem.Region) error {
 	return nil
 }
 
-// Open opens the stream now. Opening allocates, which may have to wait later for streams of the
-// host program.
+// Open opens the stream now. Later, opening might have to wait for streams of the host program,
+// because it allocates memory.
 func (m *Mover) Open() error {
 	m.lock <- struct{}{}
 	defer func() { <-m.lock }()
@@ -65,7 +64,7 @@ func (m *Mover) Open() error {
 	return nil
 }
 
-// Move copies the transfer's bytes. It returns when nothing touches the memory any more.
+// Move copies the transfer's bytes. It returns after the last access to the memory.
 func (m *Mover) Move(t *soft.Transfer) { t.Done(m.move(&t.Batch)) }
 
 func (m *Mover) move(b *mem.Batch) error {
@@ -106,9 +105,9 @@ func (m *Mover) copy(b *mem.Batch) error {
 	}
 }
 
-// await waits until the ticket resolves, without a time limit: only then nothing touches the
-// memory. If the device cannot confirm that a copy has stopped, its ticket resolves when the broken
-// stream is closed, which probe does.
+// await waits until the ticket resolves, without a time limit, because the memory may be accessed
+// until then. If the device cannot confirm that a copy has stopped, its ticket resolves when the
+// broken stream is closed, which probe does.
 func (m *Mover) await(t *stream.Ticket) error {
 	tick := time.NewTicker(probeEvery)
 	defer tick.Stop()
@@ -135,7 +134,7 @@ func (m *Mover) probe() {
 }
 
 // retire closes the stream. The first Close may return the stream's failure although it has closed
-// it, so a second one decides.
+// the stream, so a second call decides.
 func (m *Mover) retire(ctx context.Context) error {
 	if err := m.s.Close(ctx); err != nil && m.s.Close(ctx) != nil {
 		return err
@@ -144,8 +143,9 @@ func (m *Mover) retire(ctx context.Context) error {
 	return nil
 }
 
-// Close closes the mover after all providers that use it. If ctx ends during a transfer, it returns
-// ErrBusy with the cause of ctx and may be called again. After success it returns nil at once.
+// Close closes the mover. Call it after all providers that use the mover are closed. If ctx ends
+// during a transfer, it returns ErrBusy with the cause of ctx and may be called again. After
+// success it returns nil at once.
 func (m *Mover) Close(ctx context.Context) error {
 	select {
 	case m.lock <- struct{}{}:

@@ -12,8 +12,8 @@ import (
 	"github.com/kvlane/kvlane/stream"
 )
 
-// testOrder makes each batch copy the bytes that the previous one wrote, so that a wrong order of
-// any two batches leaves other bytes.
+// testOrder makes each batch copy the bytes that the previous one has written, so that a wrong
+// order of any two batches produces wrong bytes.
 func testOrder(t *testing.T, env Env) {
 	w := newWorld(t, env, 64, 20)
 	const n = 5000
@@ -21,8 +21,7 @@ func testOrder(t *testing.T, env Env) {
 	var tickets []*stream.Ticket
 	for i := range 200 {
 		dst, src := regions[(i+1)%len(regions)], regions[i%len(regions)]
-		// Alternate between one copy and many. A stream that chooses paths may choose different
-		// ones.
+		// Alternate between one copy and many, for which a stream may choose different paths.
 		b := whole(dst, src)
 		if i%3 != 0 {
 			b = w.scatter(dst, src, 1+w.rng.IntN(40), func(int) int64 { return 1 + w.rng.Int64N(100) })
@@ -155,7 +154,7 @@ func testBadBatches(t *testing.T, env Env) {
 	w.check()
 }
 
-// strangeFile is a file that belongs to no stream.
+// strangeFile is a file that no stream supports.
 type strangeFile struct{}
 
 func (strangeFile) Name() string { return "strange" }
@@ -175,7 +174,7 @@ func testFull(t *testing.T, env Env) {
 		t.Fatalf("a full stream answered %v, %v", ticket != nil, err)
 	}
 
-	// A waiting Submit gets the slot that a completion frees.
+	// A waiting Submit receives the slot that a completion frees.
 	waited := make(chan *stream.Ticket, 1)
 	go func() {
 		ticket, err := w.s.Submit(deadline(t), &mem.Batch{})

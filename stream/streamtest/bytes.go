@@ -7,7 +7,7 @@ import (
 	"github.com/kvlane/kvlane/stream"
 )
 
-// sizes has values around the widths and limits that an implementation may have.
+// sizes has values near the widths and limits of implementations.
 var sizes = []int64{
 	1, 2, 3, 4, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 255, 256, 257, 511, 512, 513, 1000, 2047, 4095, 4096, 4097,
 	16383, 16384, 16385, 65535, 65536, 65537, 1<<18 + 1,
@@ -31,7 +31,7 @@ func testSizes(t *testing.T, env Env) {
 		w := newWorld(t, env, 0, 1)
 		r, f := w.region(dst, 1<<18+64), w.region(src, 1<<18+64)
 		for i, n := range sizes {
-			// Destinations take all alignments to 16, and sources shift against them.
+			// Destinations have all alignments to 16, and the offsets of sources differ.
 			b := &mem.Batch{
 				Dst: []mem.Extent{{Region: r, Off: int64(i % 16), Len: n}},
 				Src: []mem.Extent{{Region: f, Off: int64(i * 7 / 16 % 16), Len: n}},
@@ -161,8 +161,8 @@ func testEmpty(t *testing.T, env Env) {
 	w.check()
 }
 
-// less returns n, or about an eighth of it with -short. The race detector, which takes ten times as
-// long, is used with -short.
+// less returns n, or about an eighth of n with -short, which is used with the race detector because
+// that takes ten times as long.
 func less(n int) int {
 	if testing.Short() {
 		return (n + 7) / 8

@@ -42,8 +42,8 @@ func testCancelResolved(t *testing.T, env Env) {
 }
 
 // testCancelAnyTime cancels a large batch after various delays. It overwrites the destination as
-// soon as the ticket has resolved, like the next user of the pages. Nothing may change the bytes
-// after that.
+// soon as the ticket has resolved, like the next user of the pages. The bytes must not change after
+// that.
 func testCancelAnyTime(t *testing.T, env Env) {
 	const size, rounds = 64, 8
 	extents := less(20_000)
@@ -78,7 +78,7 @@ func testCancelAnyTime(t *testing.T, env Env) {
 	t.Logf("%d of %d cancelled in time", canceled, rounds)
 }
 
-// sentinelStays overwrites r and checks that nothing else writes it afterwards.
+// sentinelStays overwrites r and checks that nothing else writes to it afterwards.
 func (w *world) sentinelStays(r *mem.Region) {
 	w.Helper()
 	w.fill(r, bytes.Repeat([]byte{0xa5}, int(r.Len())))

@@ -14,7 +14,7 @@ import (
 	"github.com/kvlane/kvlane/stream"
 )
 
-// Reports records the reports about a batch's page groups. Record returns one.
+// Reports records the reports about a batch's page groups. Record creates one.
 type Reports struct {
 	tb        testing.TB
 	groups    int
@@ -24,10 +24,10 @@ type Reports struct {
 	ticket    atomic.Pointer[stream.Ticket]
 }
 
-// Record records the reports about the page groups of p, which is submitted afterwards. It calls
-// check for each completed group in order, during the report. The test fails if the reported
-// numbers do not ascend or exceed the number of groups. It also fails if two goroutines report at
-// once, or if a report comes after the ticket has resolved.
+// Record records the reports about the page groups of p, which must be submitted afterwards. It
+// calls check for each completed group in order, during the report. The test fails if the reported
+// numbers do not ascend or exceed the number of groups, if two goroutines report at once, or if a
+// report comes after the ticket has resolved.
 func Record(tb testing.TB, p *mem.Paged, check func(group int)) *Reports {
 	tb.Helper()
 	h := &Reports{tb: tb, groups: len(p.Groups), check: check}
@@ -54,7 +54,7 @@ func (h *Reports) report(groups int, _ bool) {
 		h.check(g)
 	}
 	h.completed.Store(int64(groups))
-	// A waiter for the ticket may have freed memory that reports need.
+	// A waiter for the ticket may already have freed memory that the report needs.
 	h.checkOpen("after the report")
 	h.calling.Store(false)
 }
@@ -66,8 +66,8 @@ func (h *Reports) checkOpen(at string) {
 	}
 }
 
-// record records the reports about b's page groups and checks the bytes of each reported group.
-// With faults it checks only host memory, since the check of device memory is work that may stall
+// record records the reports about b's page groups and checks the bytes of each reported group. If
+// faults is set it checks only host memory, because checking device memory is work that may stall
 // or fail.
 func (w *world) record(b *mem.Batch, faults bool) *Reports {
 	w.Helper()
@@ -157,7 +157,7 @@ func testCompletedCancel(t *testing.T, env Env) {
 	}
 }
 
-// testCompletedFails makes one operation after another of a batch fail.
+// testCompletedFails makes each operation of a batch fail, one per round.
 func testCompletedFails(t *testing.T, env Env) {
 	for n := 0; ; n += 1 + n/4 {
 		w := newWorld(t, env, 0, 112)

@@ -9,7 +9,8 @@ import (
 	"github.com/kvlane/kvlane/stream"
 )
 
-// ifUnordered returns d, or nothing if the order of the stream implies it.
+// ifUnordered returns d if the stream is unordered. Otherwise it returns nothing, because the order
+// of the stream implies d.
 func (e *Env) ifUnordered(d mem.Dependency) []mem.Dependency {
 	if e.Unordered {
 		return []mem.Dependency{d}
@@ -21,7 +22,7 @@ func testDependency(t *testing.T, env Env) {
 	w := newWorld(t, env, 0, 30)
 	r, f, g, h := w.region(env.B, 100), w.region(env.A, 100), newGate(), newGate()
 	gated := w.submit(whole(r, f, g, h))
-	// Reads the bytes that gated writes.
+	// It reads the bytes that gated writes.
 	behind := w.submit(whole(w.region(env.A, 100), r, env.ifUnordered(gated)...))
 	for _, open := range []*gate{h, g} {
 		time.Sleep(pause)
@@ -31,7 +32,7 @@ func testDependency(t *testing.T, env Env) {
 		open.open(nil)
 	}
 	w.ok(behind)
-	w.ok(w.submit(whole(r, f, g, gated, behind))) // resolved dependencies delay nothing
+	w.ok(w.submit(whole(r, f, g, gated, behind))) // resolved dependencies do not delay it
 	w.check()
 }
 
@@ -42,7 +43,7 @@ func testFailedDependency(t *testing.T, env Env) {
 	g, blocked := newGate(), newGate()
 	failing := w.submitOnly(whole(r, f, g))
 	second := w.submitOnly(whole(r, f, failing))      // fails with the first
-	third := w.submit(whole(w.region(env.A, 100), r)) // independent of them
+	third := w.submit(whole(w.region(env.A, 100), r)) // independent of both
 	g.open(cause)
 	w.fails(failing, cause)
 	w.fails(second, cause)

@@ -13,20 +13,20 @@ import (
 
 // Env describes one kind of stream on one machine. Run uses a new Env for each test.
 type Env struct {
-	// Open opens a stream that takes depth unresolved batches. Zero: its default. The suite closes
-	// it.
+	// Open opens a stream for depth unresolved batches. Zero: its default. The suite closes it.
 	Open func(tb testing.TB, depth int) stream.Stream
 	// A and B are the memories of all copies: between them in both directions, and within each.
 	A, B Memory
-	// Unordered means that the stream is unordered and copies only between A and B.
+	// Unordered is set if the stream is unordered and copies only between A and B.
 	Unordered bool
-	// Path is the path that batches with bytes must report. PathNone: the stream chooses.
+	// Path is the path that batches with bytes must report. With PathNone the stream may choose.
 	Path stream.Path
-	// Sums has the paths by which the stream must fill mem.Paged.Sums. Other paths may fill them.
+	// Sums holds the paths on which the stream must fill mem.Paged.Sums. Other paths may fill them.
 	Sums map[stream.Path]bool
-	// Unreachable is a region that the stream must refuse, or nil if it reaches all memory.
+	// Unreachable is a region that the stream must refuse. It is nil if the stream can access all
+	// memory.
 	Unreachable *mem.Region
-	// Plan makes work below the stream fail and stall, or is nil if that is not possible. It counts
+	// Plan makes work below the stream fail and stall. It is nil if that is not possible. It counts
 	// all operations that move bytes under the name Work, including those of Memory.Read and Write.
 	Plan *fault.Plan
 	Work string
@@ -56,7 +56,7 @@ func Pinned(dev device.Device) Memory {
 	}
 }
 
-// DeviceMemory returns dev's own memory. It is accessed with a queue and pinned staging memory.
+// DeviceMemory returns dev's memory. The suite accesses it with a queue and pinned staging memory.
 func DeviceMemory(dev device.Device) Memory {
 	return Memory{
 		Name: "device",
@@ -103,7 +103,7 @@ func freeAtEnd(tb testing.TB, dev device.Device, r *mem.Region) {
 	})
 }
 
-// move runs enqueue on a new queue with n bytes of staging memory, and returns the final bytes of
+// move calls enqueue with a new queue and n bytes of staging memory, and returns the final bytes of
 // that memory.
 func move(tb testing.TB, dev device.Device, n int64, enqueue func(device.Queue, mem.Extent) error) []byte {
 	tb.Helper()
@@ -129,11 +129,10 @@ func move(tb testing.TB, dev device.Device, n int64, enqueue func(device.Queue, 
 	return b
 }
 
-// patience is the limit for waits that must succeed. It is long because machines are shared, and
-// costs nothing.
+// patience is the limit for waits that must succeed. It is long because machines are shared.
 const patience = 30 * time.Second
 
-// pause is the time in which an event that must not happen is awaited.
+// pause is the time for which tests wait for an event that must not happen.
 const pause = 3 * time.Millisecond
 
 // deadline returns a context for waits that must succeed. It is valid in cleanups too.

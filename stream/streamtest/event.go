@@ -11,7 +11,7 @@ import (
 	"github.com/kvlane/kvlane/stream"
 )
 
-// eventStream returns the world's stream as an EventStream, or nil if it has no events.
+// eventStream returns the world's stream as an EventStream, or nil if it does not implement it.
 func (w *world) eventStream() stream.EventStream {
 	es, ok := w.s.(stream.EventStream)
 	if !ok {
@@ -79,7 +79,7 @@ func testRecordGivesUp(t *testing.T, env Env) {
 	w.check()
 }
 
-// testWaitEvent passes bytes through three streams that are synchronized only by events.
+// testWaitEvent copies bytes through three streams that are synchronized only by events.
 func testWaitEvent(t *testing.T, env Env) {
 	w := newWorld(t, env, 0, 82)
 	if w.eventStream() == nil {
@@ -115,6 +115,6 @@ func testWaitEvent(t *testing.T, env Env) {
 	w.check()
 	for _, s := range streams {
 		w.s = s
-		w.ok(w.submit(&mem.Batch{})) // events stay open until the batches after them have resolved
+		w.ok(w.submit(&mem.Batch{})) // events must stay open until the batches after them have resolved
 	}
 }

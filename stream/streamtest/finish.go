@@ -13,7 +13,7 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// stallNext makes the next work of the device stall. failNext makes it fail.
+// stallNext makes the next work of the device stall.
 func (e *Env) stallNext() { e.Plan.Add(fault.Nth(e.Work, int(e.Plan.Seen(e.Work))).Stall()) }
 
 func (e *Env) failNext(cause error) {

@@ -9,9 +9,9 @@ import (
 	"github.com/kvlane/kvlane/stream"
 )
 
-// testRandom runs seeded programs on three streams. Batches of every shape use each other's bytes,
-// and some are canceled. Each use of a region depends on the previous one, so the only correct
-// result is that of the order of submission.
+// testRandom runs seeded programs on three streams. Batches of every shape use the results of
+// others, and some are canceled. Each use of a region depends on the previous one, so only one
+// result is correct, that of the order of submission.
 func testRandom(t *testing.T, env Env) {
 	for seed := range uint64(6) {
 		newProgram(t, env, 1000+seed).run(60)
@@ -105,8 +105,8 @@ func (p *program) shape(dst, src *mem.Region) *mem.Batch {
 	return &mem.Batch{Paged: &mem.Paged{Dir: dir, Groups: []mem.PageGroup{g}}}
 }
 
-// after returns the last uses of the regions. It first ends the batches to cancel, so
-// that their reads need no dependency.
+// after returns the last uses of the regions. It first ends the batches that are to be canceled, so
+// that later batches need not depend on their reads.
 func (p *program) after(regions ...*mem.Region) []mem.Dependency {
 	p.Helper()
 	p.endDoomed()
@@ -119,7 +119,7 @@ func (p *program) after(regions ...*mem.Region) []mem.Dependency {
 	return after
 }
 
-// endDoomed cancels the batches to cancel and waits for them.
+// endDoomed cancels the doomed batches and waits for them.
 func (p *program) endDoomed() {
 	p.Helper()
 	for _, t := range p.doomed {

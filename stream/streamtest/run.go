@@ -2,7 +2,7 @@ package streamtest
 
 import "testing"
 
-// sort selects the streams that a test applies to.
+// sort selects the streams to which a test applies.
 type sort uint8
 
 const (
@@ -11,7 +11,7 @@ const (
 	unordered
 )
 
-// Run runs the suite. It calls open once for each test, with that test.
+// Run runs the suite. It calls open once for each test, with that test's T.
 func Run(t *testing.T, open func(t *testing.T) Env) {
 	t.Helper()
 	tests := []struct {

@@ -9,8 +9,8 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// testSums requests checksums of the copied bytes. If the stream reports that it filled them, they
-// must be correct. Otherwise they may have any value.
+// testSums requests checksums of the copied bytes. If the stream reports that it has filled them,
+// they must be correct.
 func testSums(t *testing.T, env Env) {
 	geometries := map[string][][]int64{
 		"one plane":    {{mem.LeafBytes}},
@@ -28,7 +28,7 @@ func testSums(t *testing.T, env Env) {
 					w.summed(w.leafPaged(dir, pairs, groups...))
 				}
 				// A list in the same batch, in either direction, has no sums and must not change
-				// them.
+				// those of the pages.
 				for range 2 {
 					b := w.leafPaged(dir, 3, groups...)
 					list := w.scatter(w.region(env.B, 1<<14), w.region(env.A, 1<<14), 50, func(i int) int64 { return int64(i * 3) })

@@ -12,7 +12,8 @@ import (
 	"github.com/kvlane/kvlane/stream"
 )
 
-// testOutOfOrder lets batches complete before an earlier one that waits for a dependency.
+// testOutOfOrder checks that batches can complete before an earlier one that waits for a
+// dependency.
 func testOutOfOrder(t *testing.T, env Env) {
 	w := newWorld(t, env, 8, 120)
 	r, f, g := w.region(env.B, 100), w.region(env.A, 100), newGate()
@@ -73,7 +74,7 @@ func testAlone(t *testing.T, env Env) {
 	w.check()
 }
 
-// testNthFails makes one operation after another of a batch fail, until all succeed. The ticket
+// testNthFails makes each operation of a batch fail, one per round, until all succeed. The ticket
 // must report each failure, and the next batch must be unaffected.
 func testNthFails(t *testing.T, env Env) {
 	w := newWorld(t, env, 0, 126)
@@ -98,8 +99,8 @@ func testNthFails(t *testing.T, env Env) {
 	w.check()
 }
 
-// testUnorderedAbort cancels a batch while its work stalls. The ticket resolves after the work has
-// ended, and its pages can be reused then.
+// testUnorderedAbort cancels a batch while its work stalls. The ticket must resolve only after the
+// work has ended, and its pages can then be reused.
 func testUnorderedAbort(t *testing.T, env Env) {
 	w := newWorld(t, env, 0, 127)
 	r, f := w.region(env.B, 1<<16), w.region(env.A, 1<<16)
@@ -128,7 +129,7 @@ func testUnorderedAbort(t *testing.T, env Env) {
 }
 
 // goesOnBeside submits batches until one completes while other work stalls, and returns those that
-// have not completed. A stream with ordered queues may put some batches behind the stalled work,
+// have not completed. A stream with ordered queues may queue some batches behind the stalled work,
 // but not all.
 func (w *world) goesOnBeside() (waiting []*stream.Ticket) {
 	w.Helper()

@@ -22,8 +22,8 @@ type world struct {
 	made  []*mem.Region // in order
 }
 
-// newWorld opens a stream that takes depth unresolved batches. The seed determines all random bytes
-// and choices.
+// newWorld opens a stream for depth unresolved batches. The seed determines all random bytes and
+// choices.
 func newWorld(tb testing.TB, env Env, depth int, seed uint64) *world {
 	tb.Helper()
 	w := &world{
@@ -72,7 +72,7 @@ func (w *world) submit(b *mem.Batch) *stream.Ticket {
 	return t
 }
 
-// submitOnly submits b without a change of the model, for batches that must not take effect.
+// submitOnly submits b without changing the model, for batches that must not take effect.
 func (w *world) submitOnly(b *mem.Batch) *stream.Ticket {
 	w.Helper()
 	t, err := w.s.Submit(deadline(w), b)
@@ -96,7 +96,7 @@ func (w *world) ok(t *stream.Ticket) {
 	}
 }
 
-// fails waits for t and checks that its error wraps all given ones.
+// fails waits for t and checks that its error wraps all given errors.
 func (w *world) fails(t *stream.Ticket, is ...error) {
 	w.Helper()
 	wantErr(w, t.Wait(deadline(w)), is...)
@@ -153,8 +153,8 @@ func (g *gate) open(err error) {
 	close(g.done)
 }
 
-// scatter returns up to n copies between the regions, in random order on both sides. size gives
-// their sizes. Random gaps make every alignment occur. It stops when a region is full.
+// scatter returns up to n copies between the regions, in random order on both sides. size returns
+// their sizes. Random gaps produce all alignments. It stops when a region is full.
 func (w *world) scatter(dst, src *mem.Region, n int, size func(i int) int64) *mem.Batch {
 	var b mem.Batch
 	var to, from int64
@@ -168,7 +168,7 @@ func (w *world) scatter(dst, src *mem.Region, n int, size func(i int) int64) *me
 		b.Src = append(b.Src, mem.Extent{Region: src, Off: from, Len: l})
 		to, from = to+l, from+l
 	}
-	// Pairs are shuffled, and then sources of equal length are swapped, so that the lengths still
+	// Pairs are shuffled, and then sources of equal length are swapped, so that lengths still
 	// match.
 	w.rng.Shuffle(len(b.Dst), func(i, j int) {
 		b.Dst[i], b.Dst[j] = b.Dst[j], b.Dst[i]

@@ -7,24 +7,24 @@
 //	<dir>/tmp/<session>/         images being written; their writer locks <session>/lock
 //	<dir>/quarantine/            the last images that failed a check
 //
-// An image is written to a temporary file, synced by the policy, and renamed. So a block's name
-// always has a whole image. The next process that opens the directory removes the session of a
-// killed process, which it recognizes by the free lock. Reads check size, identity, key and every
-// checksum. A file that fails is moved to quarantine and is a miss.
+// An image is written to a temporary file, synced if the policy requires it, and renamed. A file
+// with a block's name is therefore always complete. The next process that opens the directory
+// removes the sessions of killed processes, whose locks are free. Reads check size, identity, key
+// and every checksum. A file that fails a check is moved to quarantine, and the read is a miss.
 //
-// Blocks of several page groups are in the same folders. The length of a file follows from the
-// key's group. Bounds and counts are in bytes. A directory is for one set of groups.
+// Blocks of all page groups are in the same folders. The group in the key determines the length of
+// a file. Bounds and counts are in bytes. All users of a directory have the same set of groups.
 //
 // Other users may write to the directory too. Every name is resolved below it, no part of a name
 // may be a link, and only regular files are opened (package dirfs).
 //
-// A Put checks an existing file as a Get does, unless this process has done so since the file got
-// its time. It replaces a damaged or unreadable file. Under FsyncFile it returns when bytes, name
-// and folders are durable. It syncs files that other processes have written. Lookups do not find
-// the block before that.
+// If the file of a block exists, a Put checks it as a Get does, unless this process has checked it
+// since its modification time last changed. It replaces a damaged or unreadable file. Under
+// FsyncFile a Put returns when bytes, name and folders are durable, also for a file that another
+// process has written. Lookups find the block only then.
 //
-// The directory of a key follows from rendezvous hashing over the ids of the directories. So an
-// added directory takes over only its share of the keys, and the order of the directories does not
+// The directory of a key is chosen by rendezvous hashing over the ids of the directories. If a
+// directory is added, only its share of the keys moves to it. The order of the directories does not
 // matter.
 //
 // An image of another format version, from a host with another build, is a miss and stays. Only
@@ -37,13 +37,13 @@
 // until the disk has space. Writes pause if the tier has no bound, if nothing can be removed, or if
 // other programs take the freed space. Then Puts fail at once, for a second at first and half a
 // minute at most, before one tries again. A process never evicts blocks that it has retained.
-// Another process may, and then a Get is a miss.
+// Another process may evict them, and then a Get is a miss.
 //
-// The modification time of a file is the last use of its block. A hit renews it, at most every
-// Config.TouchAfter. If a store has set an order (tier.OrderedTier), the times of a prompt's blocks
-// are a microsecond apart. So the end is colder than the beginning, for this process and for
-// others. A new block, or a used one, is a microsecond older than the block before it. A time in
-// the future counts as now, and is corrected when it is read.
+// The modification time of a file is the last use of its block. A hit renews it, at most once per
+// Config.TouchAfter. If a store has set an order (tier.OrderedTier), each block of a prompt gets a
+// time one microsecond before that of the preceding block, when it is written and when it is used.
+// All processes then evict the end of a prompt before its beginning. A time in the future counts as
+// now, and is corrected when it is read.
 //
 // If an open directory is removed, the next Put makes it again with the same id. A lost marker is
 // written again within a minute. A read-only tier switches to a directory that was made again.
@@ -55,9 +55,10 @@
 // least recently used folder first. Then each live owner evicts in proportion to its bytes.
 //
 // Get reads directly into its destination. It returns only when the read has ended, even if its
-// context ended long before. So a hanging read, as on a network file system, can never write into a
-// buffer that has a new owner. The context is checked before and between reads of at most 8 MiB. A
-// caller that cannot wait that long may abandon the goroutine of the Get, but not the buffer.
+// context ended long before, because a hanging read, as on a network file system, could otherwise
+// write into a buffer that has a new owner. The context is checked before and between reads of at
+// most 8 MiB. A caller that cannot wait that long may abandon the goroutine of the Get, but not the
+// buffer.
 //
 // A Tier is safe for concurrent use. It has a goroutine for each bound, which counts and evicts
 // blocks. Close ends them and waits, until its context ends, for operations in progress.

@@ -12,7 +12,7 @@ import (
 )
 
 // Open opens GPU 0 until the test ends. Without a driver or a GPU the test is skipped, or fails if
-// KVLANE_REQUIRE names cuda.
+// KVLANE_REQUIRE contains cuda.
 func Open(tb testing.TB) device.Device {
 	tb.Helper()
 	driver, err := cuda.Load()
@@ -35,8 +35,8 @@ func Open(tb testing.TB) device.Device {
 }
 
 // UseDriverOnce uses every GPU and its cuFile once. On first use, the driver and libcufile open
-// device files and start threads, and keep them. Those are not leaks of a test, so TestMain calls
-// UseDriverOnce before it starts to count.
+// device files and start threads, and keep them. TestMain calls it before leaks are counted,
+// because these are not leaks of a test.
 func UseDriverOnce() {
 	for i := range Count() {
 		driver, err := cuda.Load()

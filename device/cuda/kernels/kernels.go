@@ -1,5 +1,5 @@
-// Package kernels holds kvlane's GPU kernels in CUDA C, and the PTX that clang compiles from them.
-// The PTX is embedded, so users need no compiler. device/kernel.go specifies the kernels;
+// Package kernels contains kvlane's GPU kernels in CUDA C, and the PTX that clang compiles from
+// them. The PTX is embedded, so users need no compiler. device/kernel.go specifies the kernels;
 // device/cuda loads and launches them.
 package kernels
 
@@ -15,9 +15,9 @@ import (
 var ptx []byte
 
 const (
-	// MinCompute is the least major compute capability that runs the kernels.
+	// MinCompute is the minimum major compute capability.
 	MinCompute = 7
-	// Threads is the number of threads per block that the kernels are compiled for.
+	// Threads is the number of threads per block for which the kernels are compiled.
 	Threads = 512
 )
 

@@ -2,5 +2,5 @@
 // copies of lists, pages and parts, with and without sums, and the test patterns. The device maps
 // addresses to bytes (Memory).
 //
-// A Machine runs one kernel at a time. Kernels never change, and are safe for concurrent use.
+// A Machine runs one kernel at a time. Kernels are constants and safe for concurrent use.
 package kernel

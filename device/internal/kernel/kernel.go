@@ -11,21 +11,21 @@ import (
 type Kernel struct {
 	Name  string
 	NArgs int // number of arguments
-	Count int // index of the argument with the length of the kernel's list
+	Count int // index of the argument that holds the length of the kernel's list
 	Run   func(m *Machine, a *Args) error
 	// Pieces and Piece list the bytes that the kernel has written. Call them after a run without
 	// error, on the machine that ran it.
 	Pieces func(m *Machine, a *Args) uint64
 	Piece  func(m *Machine, a *Args, i uint64) Piece
-	// Resum recomputes the sum of a leaf of piece i that was damaged on its way to the device. It
-	// is nil if the kernel makes no sums.
+	// Resum recomputes the sum of a leaf of piece i after the piece was damaged on purpose. It is
+	// nil if the kernel computes no sums.
 	Resum func(m *Machine, a *Args, i, leaf uint64) error
-	// Notify reports completed parts if Run did not (Machine.Silent). It is nil if the kernel
+	// Notify reports completed parts after a run with Machine.Silent. It is nil if the kernel
 	// reports nothing.
 	Notify func(m *Machine, a *Args) error
 }
 
-// Named returns the kernel of that name, or nil.
+// Named returns the kernel with this name, or nil.
 func Named(name string) *Kernel {
 	switch name {
 	case device.KernelCopyList:
@@ -55,7 +55,7 @@ func pagePieces(_ *Machine, a *Args) uint64 {
 	return p.NPlanes * p.NPairs
 }
 
-// The kernels; they never change.
+// The kernels. They do not change.
 var (
 	copyList = Kernel{
 		Name: device.KernelCopyList, NArgs: 2, Count: 1, Run: runCopyList, Pieces: listPieces, Piece: listPiece,
@@ -147,7 +147,7 @@ func (m *Machine) eachPlane(call string, a *Args, size uint64, f func(m *Machine
 	return m.eachPair(p, pairs, f)
 }
 
-// eachPair is eachPlane for pairs that are already read.
+// eachPair is eachPlane for pairs that were already read.
 func (m *Machine) eachPair(p device.PagedArgs, pairs []byte, f func(m *Machine, p Piece, pair, plane uint64) error) error {
 	return m.divide(p.NPlanes*p.NPairs, p.NPairs*m.pageBytes(), func(m *Machine, from, to uint64) error {
 		for i := from; i < to; i++ {
@@ -193,8 +193,7 @@ func pieceOf(pl *device.PlaneDesc, a *device.PagedArgs, page, slot uint32) Piece
 	return p
 }
 
-// pair returns pair i/planes of a kernel that ran over that number of planes, and its plane
-// i%planes.
+// pair returns pair i/planes of a kernel with this number of planes, and its plane i%planes.
 func (m *Machine) pair(pairs mem.DevAddr, planes, i uint64) (first, second uint32, pl *device.PlaneDesc) {
 	b, err := m.View("simCorrupt", pairs+mem.DevAddr(i/planes*device.PairBytes), device.PairBytes)
 	if err != nil || i%planes >= uint64(len(m.planes)) {

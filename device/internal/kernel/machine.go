@@ -33,20 +33,20 @@ type Machine struct {
 	// CTAs is the number of thread blocks of the launch. Kernels that report completion per thread
 	// block use it.
 	CTAs int
-	// Still makes kernels move nothing. Sums are those of zeros.
+	// Still makes kernels move nothing. Sums are then those of zeros.
 	Still bool
-	// Silent stops Run from reporting completed parts. Kernel.Notify reports them.
+	// Silent prevents Run from reporting completed parts. Kernel.Notify reports them later.
 	Silent bool
-	// Divide runs f over the range 0 to n, which represents the given bytes. It may split the range
-	// and run f in parallel on machines of the same memory. If it is nil, f runs once on this
-	// machine.
+	// Divide calls f for the range 0 to n, which stands for this number of bytes. It may split the
+	// range and call f in parallel on machines with the same memory. If it is nil, f is called once
+	// with this machine.
 	Divide func(n, bytes uint64, f func(m *Machine, from, to uint64) error) error
 
 	planes []device.PlaneDesc // of the running kernel
 	args   Args               // of the running part
 }
 
-// divide runs f over 0 to n, on machines with the planes of this machine.
+// divide calls f for 0 to n, on machines with the planes of this machine.
 func (m *Machine) divide(n, bytes uint64, f func(m *Machine, from, to uint64) error) error {
 	if m.Divide == nil {
 		return f(m, 0, n)
@@ -101,7 +101,7 @@ func (m *Machine) loadPlanes(call string, addr mem.DevAddr, count, size uint64) 
 	return nil
 }
 
-// pageBytes returns the bytes of a page that the planes of the running kernel cover.
+// pageBytes returns the number of bytes of a page in all planes of the running kernel.
 func (m *Machine) pageBytes() (n uint64) {
 	for i := range m.planes {
 		n += m.planes[i].Bytes
@@ -111,8 +111,8 @@ func (m *Machine) pageBytes() (n uint64) {
 
 func u64(b []byte) uint64 { return binary.LittleEndian.Uint64(b) }
 
-// native returns the error of a kernel with invalid arguments. Codes are CUDA's codes for the same
-// failure.
+// native returns the error of a kernel with invalid arguments. The codes are those of CUDA for the
+// same failure.
 func native(call, args string, code int, name, text string) error {
 	return &device.Error{Call: call, Args: args, Code: code, Name: "KERNEL_ERROR_" + name, Text: text, Kind: errdefs.ErrInvalid}
 }

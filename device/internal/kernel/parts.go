@@ -8,8 +8,8 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// runCopyParts copies one part after the other, and reports each as completed. If a fault will
-// damage the bytes, notifyParts reports them after the damage.
+// runCopyParts copies one part after another, and reports each as completed. If an injected fault
+// will damage the bytes, notifyParts reports the parts after the damage.
 func runCopyParts(m *Machine, a *Args) error {
 	return m.copyParts(a, device.KernelCopyPaged, runCopyPaged)
 }
@@ -91,8 +91,8 @@ func partsPieces(m *Machine, a *Args) (n uint64) {
 	return n
 }
 
-// partOf returns the part that contains piece i, and the piece's index in it. It sets m.planes to
-// those of that part.
+// partOf returns the part that contains piece i, and the index of the piece in it. It sets m.planes
+// to the planes of that part.
 func (m *Machine) partOf(a *Args, i uint64) (k device.Kernel, at uint64, ok bool) {
 	l := device.PartsArgsOf(a)
 	for p := range l.NParts {

@@ -8,7 +8,7 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// planeShift keeps the words of one plane's pattern apart from the next plane's.
+// planeShift separates the pattern words of one plane from those of the next.
 const planeShift = 40
 
 func runPatternFill(m *Machine, a *Args) error {

@@ -13,7 +13,7 @@ import (
 // zeroSum is the sum of a leaf of zeros.
 var zeroSum = xxh3.Hash(make([]byte, device.LeafBytes))
 
-// sumZeros stores the sums of the leaves of a paged kernel that moves nothing. m.planes are its
+// sumZeros stores the sums of the leaves of a paged kernel that moves nothing. m.planes holds its
 // planes.
 func (m *Machine) sumZeros(call string, planes []byte, a *device.PagedArgs) error {
 	if len(m.planes) == 0 || a.NPairs == 0 {
@@ -126,8 +126,8 @@ func (m *Machine) copyPlanesSummed(call string, a *Args, planes []byte, sums mem
 	})
 }
 
-// sum stores the sum of one leaf of p, as written, at that address. Only whole, aligned leaves have
-// a sum.
+// sum stores the sum of one leaf of p, as written, at address at. Only whole, aligned leaves have a
+// sum.
 func (m *Machine) sum(call string, p Piece, leaf uint64, at mem.DevAddr) error {
 	if (leaf+1)*device.LeafBytes > p.N || (p.Dst|p.Src)%device.LeafAlign != 0 {
 		return nil

@@ -13,7 +13,7 @@ import (
 	"github.com/kvlane/kvlane/stream/copy/plan"
 )
 
-// Sources of profiles.
+// The sources of profiles.
 const (
 	SourceMeasured  = "measured"
 	SourceSimulated = "simulated"
@@ -22,11 +22,11 @@ const (
 // Result is the result of a calibration.
 type Result struct {
 	Profile plan.Profile
-	// Missing lists the paths that the device lacks, with the reasons.
+	// Missing lists the paths that the device does not support, with the reasons.
 	Missing []Missing
 	// Loaded describes a sign that other work began to use the GPU or the link during the
-	// calibration; empty: none. It stays empty for a simulated device, whose rates depend on the
-	// load of the machine.
+	// calibration. It is empty if there was none, and always for a simulated device, whose rates
+	// depend on the load of the machine.
 	Loaded string
 	// Bytes is the size of the device memory, and of the pinned memory, over which blocks were
 	// scattered.
@@ -41,16 +41,16 @@ type Missing struct {
 	Reason string
 }
 
-// Storable reports whether the profile describes the machine: it was measured on a real device that
-// no other work used.
+// Storable reports whether the profile describes the machine: it was measured on a real device
+// without other work.
 func (r *Result) Storable() bool { return r.Loaded == "" && r.Profile.Source == SourceMeasured }
 
-// Run measures the paths of dev. It needs o.Bytes of device memory and of pinned memory while it
-// runs. If other work uses the device for longer than o.Wait, the error wraps ErrBusy. Run ends
-// early if ctx ends. It returns an error if the device fails, or if no path works on it.
+// Run measures the paths of dev. While it runs it needs o.Bytes of device memory and as much pinned
+// memory. If other work uses the device for longer than o.Wait, the error wraps ErrBusy. The end of
+// ctx stops the run. Run returns an error if the device fails, or if no path works on it.
 //
-// If a stream does not close, its memory is not freed, since it may still be in use. The error then
-// reports the memory.
+// If a stream does not close, its memory is not freed, because it may still be in use. The error
+// then describes the memory.
 func Run(ctx context.Context, dev device.Device, open Opener, o Options) (_ *Result, err error) {
 	if err := o.Validate(); err != nil {
 		return nil, err
@@ -77,9 +77,9 @@ type calibration struct {
 	*rig
 	o         *Options
 	begun     time.Time // start of the calibration
-	start     time.Time // start of measuring
+	start     time.Time // start of the measurements
 	simulated bool
-	summed    uint64 // keeps the compiler from removing the sums
+	summed    uint64 // prevents the compiler from removing the sums
 	result    Result
 }
 
@@ -140,7 +140,7 @@ func (c *calibration) run(ctx context.Context, open Opener) error {
 	return nil
 }
 
-// fit adds a model to the profile for each direction and side in which a variant was measured.
+// fit adds a model to the profile for each direction and side of a measured variant.
 func (c *calibration) fit(all []*series, duplex map[duplexID]float64) error {
 	p := &c.result.Profile
 	for _, by := range c.streams {
@@ -170,8 +170,8 @@ func (c *calibration) fit(all []*series, duplex map[duplexID]float64) error {
 	return nil
 }
 
-// lack records that v was not measured, once per path: variants with fewer thread blocks lack the
-// same.
+// lack records that v could not be measured, once per path, because variants with fewer thread
+// blocks have the same problem.
 func (c *calibration) lack(v *variant, why error) {
 	for _, m := range c.result.Missing {
 		if m.Path == v.path {

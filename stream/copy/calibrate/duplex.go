@@ -11,9 +11,9 @@ import (
 	"github.com/kvlane/kvlane/stream/copy/plan"
 )
 
-// Both directions at once are measured with batches of duplexBytes in copies of duplexSize, with
-// duplexRepeats repetitions after one that warms up. Engines copy pieces of duplexEngineSize, so
-// that the time of the bytes counts and not the CPU time of the calls.
+// Copies in both directions at once are measured with batches of duplexBytes in copies of
+// duplexSize, with duplexRepeats repetitions after a warm-up. Engines copy pieces of
+// duplexEngineSize, so that the bytes and not the CPU time of the calls determine the time.
 const (
 	duplexBytes      = 16 << 20
 	duplexSize       = 64 << 10
@@ -27,9 +27,9 @@ type duplexID struct {
 	dir  plan.Direction
 }
 
-// duplex measures, for each path that crosses the bus, the additional time of a byte while as many
-// go the opposite way, in nanoseconds. It is the mean of both directions, with the path's highest
-// number of thread blocks. A path without a second stream is left out.
+// duplex measures, for each path that crosses the bus, the additional nanoseconds of a byte while
+// as many bytes are copied in the opposite direction. The result is the mean of both directions,
+// with the path's highest number of thread blocks. A path without a second stream is left out.
 func (c *calibration) duplex(ctx context.Context, open Opener) (map[duplexID]float64, error) {
 	widest := make(map[stream.Path]opened)
 	for _, by := range c.streams {
@@ -51,7 +51,7 @@ func (c *calibration) duplex(ctx context.Context, open Opener) (map[duplexID]flo
 			return nil, fmt.Errorf("measure %s in both directions: %w", in, err)
 		}
 		c.progress(in.String() + ", both directions")
-		// A path that does not copy as requested fails later, when it is measured alone.
+		// If a path does not copy as requested, its own measurement fails later.
 		size := int64(duplexSize)
 		if in.path == stream.PathCopyEngine {
 			size = duplexEngineSize
@@ -65,8 +65,8 @@ func (c *calibration) duplex(ctx context.Context, open Opener) (map[duplexID]flo
 	return all, nil
 }
 
-// oppose copies to the device by in, and to the host by out: each alone, and both at once. It adds
-// the additional time of a byte to all.
+// oppose copies to the device through in, and to the host through out: each alone, and both at
+// once. It adds the additional time of a byte to all.
 func (c *calibration) oppose(ctx context.Context, in, out opened, size int64, count int, all map[duplexID]float64) error {
 	streams := [2]opened{plan.H2D: in, plan.D2H: out}
 	side := in.sides[0]
@@ -95,8 +95,8 @@ func (c *calibration) oppose(ctx context.Context, in, out opened, size int64, co
 			}
 		}
 	}
-	// Take the mean of both directions. Some paths give more of the bus to one direction and would
-	// look best in it, at the expense of the other.
+	// Use the mean of both directions. Some paths favour one direction of the bus, in which they
+	// would appear best at the expense of the other.
 	var longer float64
 	for dir := range streams {
 		longer += max(0, measure.LowMedian(both[dir])-measure.LowMedian(alone[dir])) / float64(len(streams))

@@ -10,8 +10,8 @@ import (
 )
 
 // Key returns the key under which a profile of the device is stored. kernels identifies the code of
-// the copy kernels. sysfs is the machine's /sys. A link without an entry there stays unknown, as in
-// many virtual machines.
+// the copy kernels. sysfs is the machine's /sys. If it has no entry for the link, as in many
+// virtual machines, the link stays unknown.
 func Key(info device.Info, kernels string, sysfs fs.FS) plan.Key {
 	k := plan.Key{GPU: info.UUID, Driver: info.DriverVersion, PCI: strings.ToLower(info.PCI), NUMANode: info.NUMANode, Kernels: kernels}
 	if k.GPU == "" {
@@ -27,8 +27,8 @@ func Key(info device.Info, kernels string, sysfs fs.FS) plan.Key {
 		}
 		return strings.TrimSpace(string(b))
 	}
-	// The width is the one negotiated with the slot. The speed is the GPU's maximum, since the
-	// current one is lower while the GPU is idle.
+	// The width is the one negotiated with the slot. The speed is the GPU's maximum, because the
+	// current speed is lower while the GPU is idle.
 	if n, err := strconv.Atoi(read("current_link_width")); err == nil {
 		k.LinkWidth = n
 	}

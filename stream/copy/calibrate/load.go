@@ -14,25 +14,24 @@ import (
 )
 
 const (
-	// largeBytes is the size of a large copy. largeRepeats of them are made after one that warms
-	// up.
+	// largeBytes is the size of a large copy. largeRepeats of them are made after a warm-up.
 	largeBytes   = 64 << 20
 	largeRepeats = 9
 	smallRepeats = 15
 	// steadyBy is the tolerated relative difference between measurements of the same large copy on
 	// an idle device.
 	steadyBy = 0.1
-	// crowdedBy is the tolerated ratio of a kernel's time for one block to a copy engine's. On an
-	// idle GPU it is about two; on a busy one a kernel may wait milliseconds for multiprocessors.
+	// crowdedBy is the tolerated ratio of a kernel's time for one block to a copy engine's. It is
+	// about two on an idle GPU; on a busy one a kernel may wait milliseconds for multiprocessors.
 	crowdedBy = 8
 	// lookAgain is the interval between samples of a device in use.
 	lookAgain = 250 * time.Millisecond
 	smallSize = 4 << 10
 )
 
-// sample is a sample of the device's load: the rates of several large copies in each direction, in
-// GB/s, and the times of one small copy by copy engine and by kernel, in nanoseconds. The kernel's
-// time is zero if there is no kernel.
+// sample describes the device's load: the rates of several large copies in each direction, in GB/s,
+// and the times of one small copy by copy engine and by kernel, in nanoseconds. The kernel's time
+// is zero if there is no kernel.
 type sample struct {
 	large          [2][]float64
 	engine, kernel float64
@@ -117,11 +116,11 @@ func (c *calibration) small(ctx context.Context, by opened) (float64, error) {
 	return measure.LowMedian(times), nil
 }
 
-// loaded describes a sign that other work uses the device or the link; empty: none.
+// loaded describes a sign that other work uses the device or the link, or returns "".
 func (s *sample) loaded() string {
 	for dir, rates := range s.large {
 		sorted := slices.Sorted(slices.Values(rates))
-		// Ignore the slowest copy, which any disturbance may have hit.
+		// Ignore the slowest copy, which may be due to any disturbance.
 		if low, high := sorted[1], sorted[len(sorted)-1]; low < high*(1-2*steadyBy) {
 			return fmt.Sprintf("one large copy %s varies from %.1f to %.1f GB/s", plan.Direction(dir), low, high)
 		}
@@ -132,7 +131,7 @@ func (s *sample) loaded() string {
 	return ""
 }
 
-// changed describes how the device's load differs between two samples; empty: it does not.
+// changed describes how the device's load differs between two samples, or returns "".
 func changed(before, after sample) string {
 	for dir := range before.large {
 		a, b := measure.LowMedian(before.large[dir]), measure.LowMedian(after.large[dir])

@@ -17,30 +17,31 @@ import (
 
 const (
 	// maxCount and maxBytes bound a measured batch: beyond them, time grows linearly with pieces
-	// and bytes. fewBytes suffices for a kernel with few thread blocks, in which no chunks overlap.
+	// and bytes. fewBytes suffices for a kernel with few thread blocks, which copies one chunk at a
+	// time.
 	maxCount = 16 << 10
 	maxBytes = 64 << 20
 	fewBytes = 16 << 20
 
-	// brief is the limit below which a batch is measured briefRepeats times in a row, after one
-	// that warms up.
+	// brief is the duration below which a batch is measured briefRepeats times in a row, after a
+	// warm-up.
 	brief        = 50 * time.Microsecond
 	briefRepeats = 2
 
 	// backToBack is the number of batches that are submitted at once to measure their marginal
-	// cost. They have leadBytes, in copies of leadSize: long enough to wait for the device and not
-	// for the goroutine that submits.
+	// cost. They have leadBytes, in copies of leadSize, so that the device and not the submitting
+	// goroutine limits the rate.
 	backToBack = 4
 	leadBytes  = 4 << 20
 	leadSize   = 64 << 10
 
-	// longest is the divisor of the budget that bounds the expected time of one batch.
+	// longest is the ratio of the budget to the longest expected time of a batch.
 	longest = 400
-	// leastPoint is the time that a batch may take even if the budget is small.
+	// leastPoint is a time that a batch may always take, even if the budget is small.
 	leastPoint = time.Millisecond
 )
 
-// errOtherPath is returned if a stream that was forced onto a path took another one.
+// errOtherPath is returned if a stream that was forced onto a path used another one.
 var errOtherPath = errors.New("the batch took another path")
 
 // timed copies b and returns its duration in nanoseconds, as measured by the stream.
@@ -55,7 +56,7 @@ func timed(ctx context.Context, s opened, b *mem.Batch) (float64, error) {
 	return nanos(done[0].Started, done[0].Finished), nil
 }
 
-// copied submits all jobs before it waits for any.
+// copied submits all jobs before it waits for the first.
 func copied(ctx context.Context, jobs ...measure.Job) ([]stream.Completion, error) {
 	tickets, _, err := measure.Copy(ctx, nil, jobs)
 	if err != nil {
@@ -86,9 +87,9 @@ type series struct {
 	adds  []float64 // marginal times
 }
 
-// measure measures every point by every stream, and repeats that until the budget is used up. The
-// streams take turns, so that disturbances affect all paths alike. If a batch would take too long,
-// it and those with more copies are left out.
+// measure measures every point with every stream, and repeats that until the budget is used up. The
+// streams alternate, so that disturbances affect all paths alike. A batch that would take too long
+// is left out, and so are those with more copies.
 func (c *calibration) measure(ctx context.Context) ([]*series, error) {
 	long := float64(max(leastPoint, c.o.Budget/longest))
 	all, err := c.first(ctx, long)
@@ -103,7 +104,7 @@ func (c *calibration) measure(ctx context.Context) ([]*series, error) {
 	return all, err
 }
 
-// first measures every point once. A path that does not work is left out and recorded.
+// first measures every point once. It records paths that do not work, and leaves them out.
 func (c *calibration) first(ctx context.Context, long float64) ([]*series, error) {
 	type kind struct {
 		point
@@ -143,8 +144,8 @@ func (c *calibration) first(ctx context.Context, long float64) ([]*series, error
 	return slices.DeleteFunc(all, func(s *series) bool { return missing[s.by.path] }), nil
 }
 
-// points yields every measured batch of count copies with each stream that measures it. The streams
-// take turns.
+// points yields every measured batch of count copies with each stream that measures it. The order
+// of the streams rotates.
 func (c *calibration) points(count int64) iter.Seq2[point, opened] {
 	return func(yield func(point, opened) bool) {
 		round := 0
@@ -170,7 +171,7 @@ func (c *calibration) points(count int64) iter.Seq2[point, opened] {
 	}
 }
 
-// visit measures s once more, or several times if it is brief.
+// visit measures s once more, or several times if its batches are short.
 func (c *calibration) visit(ctx context.Context, s *series) error {
 	once := func() (float64, error) {
 		return timed(ctx, s.by, c.batch(s.by, s.dir, s.side, s.size, int(s.count)))
@@ -205,7 +206,7 @@ func (c *calibration) visit(ctx context.Context, s *series) error {
 }
 
 // marginal submits several batches before it waits for the first, and returns the additional time
-// of each but the first.
+// of each batch after the first.
 func (c *calibration) marginal(ctx context.Context, s *series) (float64, error) {
 	var jobs [backToBack]measure.Job
 	for i := range jobs {

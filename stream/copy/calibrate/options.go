@@ -14,23 +14,24 @@ import (
 	"github.com/kvlane/kvlane/stream/copy/plan"
 )
 
-// Defaults of Options.
+// The defaults and limits of Options.
 const (
 	DefaultBudget = 2 * time.Second
-	// DefaultBytes exceeds the reach of the GPU's address translation caches. The blocks of a KV
-	// cache are scattered over gigabytes too, and their batches are slower for it.
+	// DefaultBytes exceeds the range of the GPU's address translation caches. The blocks of a KV
+	// cache are scattered over gigabytes too, which makes their batches slower.
 	DefaultBytes = 1 << 30
-	// MinBytes is the least memory to use if DefaultBytes are not available.
+	// MinBytes is the minimum memory to use if DefaultBytes are not available.
 	MinBytes = 64 << 20
 	// MaxBytes is more than the memory of any device.
 	MaxBytes = 1 << 43
 )
 
-// Opener opens a stream of the device on which every batch takes path, with ctas thread blocks;
-// zero for a path without. The error wraps ErrNotSupported if the device lacks the path.
+// Opener opens a stream of the device on which every batch takes path, with ctas thread blocks, or
+// zero if the path uses none. The error wraps ErrNotSupported if the device does not support the
+// path.
 type Opener func(path stream.Path, ctas int) (stream.Stream, error)
 
-// NIC is the path over RDMA NICs, which the Opener opens, and the registration of memory with them.
+// NIC describes the path over RDMA NICs, which the Opener opens, and registers memory with them.
 type NIC struct {
 	Path   stream.Path // stream.PathNIC or stream.PathNICSoft
 	Memory measure.Memory
@@ -42,24 +43,25 @@ type Options struct {
 	Key plan.Key
 	// NIC is measured in addition to the device's own paths. Nil: none.
 	NIC *NIC
-	// Budget is the intended time of measuring. All points are measured once even if that takes
-	// longer. Zero: DefaultBudget.
+	// Budget is the intended duration of the measurements. All points are measured once even if
+	// that takes longer. Zero: DefaultBudget.
 	Budget time.Duration
 	// Wait bounds the wait for a device in use to become idle. Zero: no wait.
 	Wait time.Duration
-	// Sizes are the sizes of single copies, Counts the numbers of copies in a batch. Both ascend
-	// and have at least two values. Empty: those of plan.Default.
+	// Sizes are the sizes of single copies, Counts the numbers of copies in a batch. Both are
+	// ascending and have at least two values. Empty: those of plan.Default.
 	Sizes, Counts []int64
 	// Bytes is the size of the device memory, and of the pinned host memory, over which blocks are
 	// scattered. Zero: DefaultBytes, or less if that is not available, but at least MinBytes.
 	Bytes int64
-	// Progress, if not nil, is called now and then with the completed and the total work.
+	// Progress, if not nil, is called repeatedly with the completed and the total work.
 	Progress func(done, total int, what string)
-	// Clock measures the budget; the streams measure single times. Default: the real clock.
+	// Clock measures the budget; the streams measure the times of batches. Default: the system
+	// clock.
 	Clock clockwork.Clock
 }
 
-// Validate reports every field that is out of range.
+// Validate returns an error for every field that is out of range.
 func (o Options) Validate() error {
 	var errs []error
 	bad := func(format string, args ...any) {
@@ -102,16 +104,17 @@ func (o *Options) setDefaults() {
 type variant struct {
 	path stream.Path
 	ctas int
-	// sides are the host placements for which it is measured, ways the directions.
+	// sides are the host arrangements for which it is measured, ways the directions.
 	sides []plan.Side
 	ways  []plan.Direction
 	// most is the size of the longest measured batch, in bytes.
 	most int64
 }
 
-// paged reports whether batches that measure v are page lists. They cost the CPU less than lists of
-// extents, so that times of small copies are the device's, and a NIC can copy several pages with
-// one request. Copy engines, and copies within the device, are measured with lists of extents.
+// paged reports whether batches that measure v are page lists. Page lists cost the CPU less than
+// lists of extents, so that the device determines the times of small copies, and a NIC can copy
+// several pages with one request. Copy engines, and copies within the device, are measured with
+// lists of extents.
 func (v *variant) paged(dir plan.Direction) bool {
 	switch v.path {
 	case stream.PathKernel, stream.PathStaged, stream.PathNIC, stream.PathNICSoft:
@@ -144,7 +147,7 @@ func variants(nic *NIC) []*variant {
 	for _, n := range []int{4, 2, 1} {
 		list = append(list, &variant{stream.PathKernel, n, scattered, bus, fewBytes})
 	}
-	// The host side of a staged copy takes as long as by copy engine: see plan.
+	// Copying the host side of a staged copy takes as long as by copy engine: see plan.
 	list = append(list, &variant{stream.PathStaged, 32, []plan.Side{plan.Contiguous}, bus, maxBytes})
 	if nic != nil {
 		list = append(list, &variant{nic.Path, 0, both, bus, maxBytes})

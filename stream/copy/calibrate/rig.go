@@ -16,15 +16,14 @@ import (
 )
 
 const (
-	// minBlocks is the number of blocks of a size that must fit the memory for the size to be
-	// measured.
+	// minBlocks is the number of blocks of a size that must fit into the memory. Larger sizes are
+	// not measured.
 	minBlocks = 8
 	// hostSpan is the range of host memory over which the smallest blocks are scattered. Over a
-	// larger one, address translations limit all paths alike. That does not show which path is best
-	// for a batch whose blocks lie closer.
+	// larger range, address translations limit all paths alike, which does not show the best path
+	// for blocks that are closer together.
 	hostSpan = 64 << 20
-	// seed is the seed of block positions. It is constant, so that two calibrations measure the
-	// same.
+	// seed is the seed of block positions. It is constant, so that calibrations are comparable.
 	seed = 0x6b766c616e65
 )
 
@@ -35,8 +34,8 @@ type rig struct {
 	host, gpu *mem.Region
 	streams   []opened
 	sizes     []int64
-	// pools have more blocks than the longest batch needs, so that a batch finds few blocks of the
-	// one before in caches.
+	// pools have more blocks than the longest batch needs, so that few blocks of the previous batch
+	// are in caches.
 	pools map[poolID]*measure.Pool
 	// blocks holds the batches in flight, used in turn.
 	blocks [backToBack]measure.Blocks
@@ -50,8 +49,8 @@ type opened struct {
 	stream stream.Stream
 }
 
-// poolID identifies the positions that blocks of a size are taken from: on the device, on the host,
-// or in the half of the device that copies within it write or read.
+// poolID identifies the positions of blocks of one size: on the device, on the host, or in one half
+// of the device memory for copies within the device.
 type poolID struct {
 	size  int64
 	place place
@@ -117,7 +116,7 @@ func (r *rig) openStream(open Opener, v *variant) (opened, error) {
 }
 
 // close closes the streams and frees the memory. If a stream does not close, or a NIC does not
-// release the memory, that stays allocated, since it may still be in use.
+// release the memory, the memory stays allocated, because it may still be in use.
 func (r *rig) close() error {
 	if err := r.Close(); err != nil {
 		return fmt.Errorf("%d bytes of memory are left allocated: %w", r.gpu.Len()+r.host.Len(), err)
@@ -130,8 +129,8 @@ func (r *rig) most(size int64) int64 {
 	return min(maxCount, r.gpu.Len()/size/2, max(maxBytes/size, minBlocks/2))
 }
 
-// batch returns n copies of size bytes, in the form in which by is measured. No block is in it
-// twice. It reuses the lists of the batch that was returned backToBack calls before.
+// batch returns n copies of size bytes, in the form in which by is measured. Each block occurs
+// once. It reuses the lists of the batch that was returned backToBack calls before.
 func (r *rig) batch(by opened, dir plan.Direction, side plan.Side, size int64, n int) *mem.Batch {
 	b := &r.blocks[r.next%backToBack]
 	r.next++

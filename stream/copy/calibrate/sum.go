@@ -7,14 +7,16 @@ import (
 )
 
 const (
-	// sumBytes is the size of the memory that is summed at a time, in a millisecond or two.
+	// sumBytes is the size of the memory that is summed at a time. Summing it takes a millisecond
+	// or two.
 	sumBytes = 16 << 20
-	// sumRounds is the number of rounds. The fastest counts, since disturbances only slow a round.
+	// sumRounds is the number of rounds. Only the fastest counts, because disturbances only slow a
+	// round down.
 	sumRounds = 3
 )
 
 // sumGBps returns the rate at which this CPU sums leaves of pinned memory, in GB/s. Each round uses
-// other leaves. It returns zero if the clock did not move.
+// other leaves. It returns zero if the measured time is zero.
 func (c *calibration) sumGBps() float64 {
 	all := c.host.Bytes()
 	n := min(sumBytes, len(all)/sumRounds/mem.LeafBytes*mem.LeafBytes)

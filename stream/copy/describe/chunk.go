@@ -5,11 +5,13 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// RunAlign is the alignment of runs in staging memory. A run starts at the same offset from it as
-// the page's own address, since kernels copy 16 bytes at a time if both sides allow.
+// RunAlign is the alignment of runs in staging memory. A run starts at the same offset from a
+// multiple of RunAlign as the page's address, because kernels copy 16 bytes at a time if both sides
+// are aligned alike.
 const RunAlign = 16
 
-// Place is the memory for a chunk: of Area, Room bytes from At on with gaps, or Bytes without gaps.
+// Place is the memory for a chunk: up to Room bytes of Area from offset At, including gaps between
+// runs, and up to Bytes bytes without gaps.
 type Place struct {
 	Area *mem.Region // staging memory
 	At   uint64
@@ -21,20 +23,20 @@ type Place struct {
 // Chunk is the part of a batch that one step copies through staging memory.
 type Chunk struct {
 	Descs int
-	Bytes uint64  // without gaps
-	Rows  SumRows // location of the sums of leaves; At counts from the chunk's first sum
+	Bytes uint64  // copied bytes, without gaps
+	Rows  SumRows // location of the leaf sums; At is relative to the chunk's first sum
 
 	place Place
-	most  int    // descriptors that fit
-	used  uint64 // of staging memory, with gaps
+	most  int    // maximum number of descriptors
+	used  uint64 // used staging memory in bytes, with gaps
 	// host and part hold the runs in host and in staging memory; endRun sets the length of the last
-	// one. A copy adjacent to the last one would start at hostEnd of hostRegion.
+	// one. hostEnd in hostRegion is the start of a copy that would extend the last run.
 	host, part []mem.Extent
 	runs       int
 	hostRegion *mem.Region
 	hostEnd    int64
 	// toHost is the direction. piece is the greatest length of a piece, and lengths are multiples
-	// of unit. If leaves are summed, each is a piece.
+	// of unit. If leaves are summed, each leaf is a piece.
 	toHost      bool
 	piece, unit uint64
 }
@@ -55,11 +57,12 @@ func (c *Chunk) Describe(at *Cursor, place Place, toHost bool) {
 	c.endRun()
 }
 
-// Runs returns the runs in host and in staging memory. They are valid until the next Describe.
+// Runs returns the runs in host and in staging memory. They are valid until the next call of
+// Describe.
 func (c *Chunk) Runs() (host, staging []mem.Extent) { return c.host[:c.runs], c.part[:c.runs] }
 
-// ChunkSpace returns the size in bytes of descs descriptors and, if summed, of their sums, which
-// start at a cache line.
+// ChunkSpace returns the size in bytes of descs descriptors and, if summed is set, of their sums,
+// which start at a cache line.
 func ChunkSpace(descs int, summed bool) uint64 {
 	n := Align(uint64(descs)*device.CopyDescBytes, TableAlign)
 	if summed {
@@ -68,7 +71,7 @@ func ChunkSpace(descs int, summed bool) uint64 {
 	return n
 }
 
-// mostDescs returns the number of descriptors that fit into bytes of the ring.
+// mostDescs returns the number of descriptors that fit into a number of bytes of the ring.
 func mostDescs(bytes int, summed bool) int {
 	if !summed {
 		return bytes / device.CopyDescBytes
@@ -76,7 +79,7 @@ func mostDescs(bytes int, summed bool) int {
 	return (bytes - TableAlign) / (device.CopyDescBytes + sumBytes)
 }
 
-// addList describes as much of the list as fits, and reports whether that is all of it.
+// addList describes as much of the list as fits. It reports whether the whole list is described.
 func (c *Chunk) addList(at *Cursor) bool {
 	c.piece, c.unit = device.PieceBytes, 1
 	hosts, pages := at.Batch.Src, at.Batch.Dst
@@ -116,8 +119,9 @@ func (c *Chunk) addPaged(at *Cursor) {
 	}
 }
 
-// addGroup describes as much of the rest of a group as fits, and reports whether that is all of it.
-// slotsHost is set if the slots are in host memory and the planes on the device.
+// addGroup describes as much of the rest of a group as fits. It reports whether the group is
+// completely described. slotsHost is set if the slots are in host memory and the planes on the
+// device.
 func (c *Chunk) addGroup(at *Cursor, g *mem.PageGroup, slotsHost bool) bool {
 	slots := g.Slots.Region
 	for ; at.pair < len(g.Pairs); at.pair++ {
@@ -147,8 +151,8 @@ func (c *Chunk) addGroup(at *Cursor, g *mem.PageGroup, slotsHost bool) bool {
 	return true
 }
 
-// take describes as much as fits of n bytes, which are at off in host and at address page in device
-// memory. It returns the number of described bytes.
+// take describes as much as fits of n bytes, which are at offset off in host and at address page in
+// device memory. It returns the number of described bytes.
 func (c *Chunk) take(host *mem.Region, off int64, page mem.DevAddr, n int64) (taken int64) {
 	for taken < n && c.Descs < c.most {
 		start, fresh := c.used, host != c.hostRegion || off != c.hostEnd || c.unit == mem.LeafBytes && c.used%mem.LeafAlign != 0
@@ -182,7 +186,7 @@ func (c *Chunk) take(host *mem.Region, off int64, page mem.DevAddr, n int64) (ta
 	return taken
 }
 
-// beginRun starts a run at off in host, and at start in the chunk's staging memory.
+// beginRun starts a run at offset off in host, and at start in the chunk's staging memory.
 func (c *Chunk) beginRun(host *mem.Region, off int64, start uint64) {
 	c.endRun()
 	c.host[c.runs] = mem.Extent{Region: host, Off: off}

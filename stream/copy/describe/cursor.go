@@ -2,38 +2,38 @@ package describe
 
 import "github.com/kvlane/kvlane/mem"
 
-// Cursor is the position up to which a batch has been issued. Kernels move it by descriptors,
-// engines by runs, and the staged path by chunks; a batch takes one path.
+// Cursor is the position up to which a batch has been issued. The path of a batch determines which
+// methods move it: descriptors for kernels, runs for engines, chunks for the staged path.
 type Cursor struct {
 	Batch *mem.Batch
-	// Summed is set if kernels compute the sums that the batch asks for. Behind is set if other
-	// work is in flight ahead of the batch, so that there is time to describe more of it at once.
+	// Summed is set if kernels compute the sums of the batch. Behind is set if earlier work is in
+	// flight, so that there is time to describe more at once.
 	Summed   bool
 	Behind   bool
-	ended    bool  // no run follows rest
-	ahead    bool  // dst and src are set
-	launches int32 // described so far
-	// Position in the list: copy i, from byte off on. Runs do not use off.
+	ended    bool  // rest is the last run
+	ahead    bool  // dst and src are valid
+	launches int32 // number of described launches
+	// Position in the list: byte off of copy i. Runs do not use off.
 	i      int
 	off    int64
-	listed int // descriptors written so far
+	listed int // number of descriptors written so far
 	// Position in the Paged: the next plane and pair of a group and, for chunks, the byte off. For
 	// descriptors, planes is the number of planes in this pass over the pairs. sums is the index of
 	// the group's first sum; for chunks, that of the next sum.
 	group, plane, pair int
 	planes             int
 	sums               int
-	// dst and src are the run that is being merged, read ahead of the one that was returned last.
-	// It started in group aheadGroup.
+	// dst and src are the run that is being merged. It follows the run that was returned last, and
+	// started in group aheadGroup.
 	dst, src   mem.Extent
 	aheadGroup int
-	// restDst and restSrc are the rest of the run that was cut last. It started in group restGroup.
+	// restDst and restSrc are the rest of a run that Run has split. It started in group restGroup.
 	restDst, restSrc mem.Extent
 	restGroup        int
 }
 
-// Run returns the next run, in which copies adjacent on both sides are merged, or its first limit
-// bytes. ok is false if there are none left; Over reports that in advance.
+// Run returns the first limit bytes of the next run, in which copies that are adjacent on both
+// sides are merged. ok is false if there are no more runs, which Over reports in advance.
 func (c *Cursor) Run(limit int64) (dst, src mem.Extent, ok bool) {
 	if c.restDst.Len == 0 {
 		d, f, ok := c.merge()
@@ -53,7 +53,7 @@ func (c *Cursor) Run(limit int64) (dst, src mem.Extent, ok bool) {
 // Over reports whether Run has returned everything.
 func (c *Cursor) Over() bool { return c.ended && c.restDst.Len == 0 }
 
-// merge returns the next run. It sets ended if that is the last one.
+// merge returns the next run. It sets ended if that is the last run.
 func (c *Cursor) merge() (dst, src mem.Extent, ok bool) {
 	for {
 		d, f, more := c.piece()
@@ -80,7 +80,7 @@ func (c *Cursor) merge() (dst, src mem.Extent, ok bool) {
 	}
 }
 
-// piece returns the next copy: first of the list, then of the Paged, page by page.
+// piece returns the next copy: first those of the list, then those of the Paged, page by page.
 func (c *Cursor) piece() (dst, src mem.Extent, ok bool) {
 	b := c.Batch
 	if c.i < len(b.Dst) {

@@ -8,12 +8,12 @@ import (
 // TableAlign is the alignment of tables: a cache line, so that no two launches share one.
 const TableAlign = 64
 
-// MaxLaunches is the highest number of launches of one step.
+// MaxLaunches is the maximum number of launches of one step.
 const MaxLaunches = 16
 
 // The first launch of a batch copies little, and each further one several times as much. The device
-// then starts early, while describing, which is faster than copying, continues. The bus is idle for
-// 5 us between two launches (H100), so there should be few of them. A list costs the CPU much more
+// then starts early, while the rest is described, which is faster than copying. The bus is idle for
+// 5 us between two launches (H100), so their number should be small. A list costs the CPU much more
 // per block than pages, whose pairs the kernel reads as they are. Launches of pages are therefore
 // larger and counted in pairs.
 const (
@@ -21,28 +21,28 @@ const (
 	launchGrowth = 2       // bits
 	firstPairs   = 4096
 	pairsGrowth  = 3 // bits
-	pairLaunches = 4 // beyond the first, for any likely number of pairs
+	pairLaunches = 4 // after the first, for any likely number of pairs
 	longList     = firstLaunch / device.PieceBytes
 )
 
-// Table is the memory that one launch reads, and its contents.
+// Table is the memory that one launch reads, and describes its contents.
 type Table struct {
 	Buf   []byte
-	Dev   mem.DevAddr // of Buf
-	Limit int64       // approximate limit of bytes to copy; one page of one plane always passes
-	// Left is the number of remaining bytes of the batch, if the launch should take a growing share
-	// of them; zero: as many as Limit.
+	Dev   mem.DevAddr // device address of Buf
+	Limit int64       // approximate limit of bytes to copy; at least one page of one plane is described
+	// Left is the number of remaining bytes of the batch, of which successive launches take growing
+	// parts. Zero: the launch takes as much as Limit permits.
 	Left int64
 
-	Bytes int64   // to copy
-	Rows  SumRows // location of the sums; At counts from Buf
+	Bytes int64   // bytes to copy
+	Rows  SumRows // location of the sums; At is relative to Buf
 
 	summed bool // sums of a Paged are computed
 }
 
-// Launch writes the descriptors of one launch to t and moves on. It sets k.CTAs to the number of
-// copies, the most that can be busy. used is the size of the used part of t.Buf, up to the next
-// table. It is zero if t.Buf is too short or nothing is left.
+// Launch writes the descriptors of one launch to t and advances the cursor. It sets k.CTAs to the
+// number of copies, the highest useful number of thread blocks. used is the size of the used part
+// of t.Buf, up to the next table. It is zero if t.Buf is too short or nothing is left to describe.
 func (c *Cursor) Launch(t *Table, k *device.Kernel) (used uint64) {
 	if c.i < len(c.Batch.Dst) {
 		limit := t.Limit
@@ -68,12 +68,12 @@ func (c *Cursor) Launch(t *Table, k *device.Kernel) (used uint64) {
 	return t.upTo(used)
 }
 
-// upTo returns the offset at which another table may begin after used bytes.
+// upTo returns the offset of the next table after used bytes.
 func (t *Table) upTo(used uint64) uint64 { return min(Align(used, TableAlign), uint64(len(t.Buf))) }
 
 // share returns the part of left that the next launch should take. The first launch takes first,
-// and each further one 2^growth times as much. It is all of left if less than one more launch would
-// remain.
+// and each further one 2^growth times as much. It returns all of left if less than one more launch
+// would remain.
 func (c *Cursor) share(left, first int64, growth int) int64 {
 	n := int(c.launches)
 	if c.Behind {
@@ -85,7 +85,7 @@ func (c *Cursor) share(left, first int64, growth int) int64 {
 	return first << (growth * n)
 }
 
-// Done reports whether nothing is left to describe. It skips page groups that copy nothing.
+// Done reports whether everything is described. It skips page groups that copy nothing.
 func (c *Cursor) Done() bool {
 	if c.i < len(c.Batch.Dst) {
 		return false
@@ -100,9 +100,9 @@ func (c *Cursor) Done() bool {
 	return c.group == len(p.Groups)
 }
 
-// Space returns the size of the tables for the rest of the batch, in several launches if it is
-// long. Each launch has a table of its own; without space for that, one more launch would be
-// needed. listDescs is the number of descriptors of the whole list.
+// Space returns the size of the tables for the rest of the batch, including the alignment of the
+// tables of several launches. With less space, one more launch would be needed. listDescs is the
+// number of descriptors of the whole list.
 func (c *Cursor) Space(listDescs int) uint64 {
 	n := uint64(0)
 	if c.i < len(c.Batch.Dst) {

@@ -5,8 +5,9 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// listPieces writes the next part of the list, in pieces of at most device.PieceBytes, until t is
-// full or has about limit bytes. It returns the number of pieces.
+// listPieces writes descriptors of the next part of the list, in pieces of at most
+// device.PieceBytes, until t is full or has about limit bytes to copy. It returns the number of
+// pieces.
 func (c *Cursor) listPieces(t *Table, limit int64) int {
 	dsts, srcs, buf := c.Batch.Dst, c.Batch.Src, t.Buf
 	i, off, bytes := c.i, c.off, int64(0)

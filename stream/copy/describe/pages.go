@@ -8,10 +8,10 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// pages writes planes and then pairs of the current group, and leaves room for sums after them. It
-// writes all planes if they leave room for the remaining pairs or fill at most half of the table;
-// otherwise as many as do. It writes as many pairs as fit. Planes that do not fit take another pass
-// over the pairs. All launches of a pass have the same planes.
+// pages writes planes and then pairs of the current group, and leaves space for their sums. It
+// writes all planes if they leave space for the remaining pairs or fill at most half of the table,
+// and otherwise as many planes as that allows. It writes as many pairs as fit. Planes that do not
+// fit are copied in another pass over the pairs. All launches of a pass have the same planes.
 func (c *Cursor) pages(t *Table, k *device.Kernel) (used uint64) {
 	p := c.Batch.Paged
 	g := &p.Groups[c.group]
@@ -36,7 +36,7 @@ func (c *Cursor) pages(t *Table, k *device.Kernel) (used uint64) {
 	if n = min(n, len(pairs)); n <= 0 {
 		return 0
 	}
-	// The kernel reads a pair as it is in memory: page and slot, of 32 bits each, little-endian
+	// The kernel reads pairs in their form in memory: page and slot, of 32 bits each, little-endian
 	// like all hosts of CUDA.
 	copy(t.Buf[at:], hostmem.Bytes(pairs[:n]))
 	used = uint64(at + n*device.PairBytes)
@@ -57,7 +57,7 @@ func (c *Cursor) pages(t *Table, k *device.Kernel) (used uint64) {
 	return used
 }
 
-// pass moves on by pairs pairs in a pass over planes planes.
+// pass advances by a number of pairs in a pass with this number of planes.
 func (c *Cursor) pass(g *mem.PageGroup, planes, pairs int) {
 	c.planes = planes
 	if c.pair += pairs; c.pair < len(g.Pairs) {
@@ -77,8 +77,7 @@ func (t *Table) planeBytes() int {
 	return device.PlaneDescBytes
 }
 
-// planeSpace returns the size of the part of the table that planes may fill if pairs pairs are
-// left.
+// planeSpace returns the size of the part of the table for planes if this number of pairs is left.
 func (t *Table) planeSpace(pairs int) int {
 	if t.summed {
 		return len(t.Buf) / 2
@@ -94,15 +93,16 @@ func (t *Table) pairsThatFit(bytes, leaves int) int {
 	return (bytes - TableAlign) / (device.PairBytes + leaves*sumBytes)
 }
 
-// planeSet describes the planes that describePlanes wrote: their number, and the units, leaves and
-// bytes of one page of all of them.
+// planeSet describes the planes that describePlanes has written: their number, and the units,
+// leaves and bytes of one page of all of them.
 type planeSet struct {
-	n, units, leaves int // units are of device.PieceBytes; the kernel cuts long planes into pieces
+	n, units, leaves int // units are of device.PieceBytes; the kernel splits long planes into pieces
 	bytes            int64
 }
 
-// describePlanes writes planes to buf. If all is set, it writes all that fit. Otherwise it writes
-// as many as stay within the limit and leave half of the table for the sums of a page.
+// describePlanes writes descriptors of planes to buf. If all is set, it writes all that fit.
+// Otherwise it writes as many as stay within the limit and leave half of the table for the sums of
+// a page.
 func (t *Table) describePlanes(buf []byte, planes []mem.Plane, all bool) (ps planeSet) {
 	size := t.planeBytes()
 	for ps.n < len(planes) && len(buf) >= size {

@@ -8,14 +8,14 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// Parts is a launch that copies several page groups one after the other and reports the completion
-// of each.
+// Parts describes a launch that copies several page groups, one after the other, and reports the
+// completion of each.
 type Parts struct {
 	First, N int       // groups of the batch
-	CTAs     int       // thread blocks of the launch, each with a word per part
-	Words    []byte    // of the parts, in the table
-	Rows     []SumRows // one per part if sums are wanted; At counts from the table's start
-	Bytes    int64     // to copy
+	CTAs     int       // thread blocks of the launch, each with one word per part
+	Words    []byte    // completion words of the parts, in the table
+	Rows     []SumRows // one per part if sums are requested; At is relative to the table's start
+	Bytes    int64     // bytes to copy
 }
 
 // Completed reports whether part i has completed.
@@ -29,15 +29,15 @@ func (p *Parts) Completed(i int) bool {
 	return true
 }
 
-// ReportsParts reports whether the batch asks for reports of completed page groups, and has
-// several of them.
+// ReportsParts reports whether the batch requests reports of completed page groups and has several
+// groups.
 func (c *Cursor) ReportsParts() bool {
 	p := c.Batch.Paged
 	return p != nil && p.Completed != nil && len(p.Groups) > 1
 }
 
-// LayerLeft returns the remaining bytes of the next group if the group before or after it has the
-// same pairs. Such groups are layers of the same blocks, each of which may be awaited.
+// LayerLeft returns the remaining bytes of the next group if the previous or the following group
+// has the same pairs. Such groups are layers of the same blocks, each of which may be awaited.
 func (c *Cursor) LayerLeft() (bytes int64, ok bool) {
 	if !c.ReportsParts() || c.i < len(c.Batch.Dst) || c.group == len(c.Batch.Paged.Groups) {
 		return 0, false
@@ -56,8 +56,8 @@ func (c *Cursor) LayerLeft() (bytes int64, ok bool) {
 	return bytes - c.off, true
 }
 
-// groupSpace returns the size in a table of a part's planes, pairs and sums. Planes and pairs that
-// are those of the group before take no space. before may be nil.
+// groupSpace returns the size of a part's planes, pairs and sums in a table. Planes and pairs that
+// the previous group has too take no space. before may be nil.
 func (c *Cursor) groupSpace(g, before *mem.PageGroup) (bytes uint64) {
 	t := Table{summed: c.Summed}
 	if !samePlanes(g, before) {
@@ -95,8 +95,8 @@ func before(groups []mem.PageGroup, i int) *mem.PageGroup {
 	return &groups[i-1]
 }
 
-// fit returns how many of the remaining groups fit as parts into room bytes of a table, and the
-// size that they take. It stops at about limit bytes to copy.
+// fit returns the number of the remaining groups that fit as parts into the available bytes of a
+// table, and the size that they need. It stops at about limit bytes to copy.
 func (c *Cursor) fit(available uint64, limit int64, ctas int) (n int, space uint64) {
 	groups := c.Batch.Paged.Groups[c.group:]
 	bytes, used, planes := int64(0), uint64(0), 0
@@ -123,17 +123,17 @@ func groupBytes(g *mem.PageGroup) (n int64) {
 	return n
 }
 
-// PartsSpace returns the size of the table for all remaining groups, as far as one launch takes
-// them.
+// PartsSpace returns the size of the table for as many of the remaining groups as one launch can
+// take.
 func (c *Cursor) PartsSpace(ctas int) uint64 {
 	const any = 1 << 62
 	_, space := c.fit(any, any, ctas)
 	return space
 }
 
-// LaunchParts is Launch for as many whole groups as fit into t. p then reports their completion.
-// used is the size of the used part of t.Buf. It is zero if no group fits, or if another part of
-// the batch must be described first.
+// LaunchParts implements Launch for as many whole groups as fit into t. p describes the launch,
+// which reports their completion. used is the size of the used part of t.Buf. It is zero if no
+// group fits, or if another part of the batch must be described first.
 func (c *Cursor) LaunchParts(t *Table, k *device.Kernel, ctas int, p *Parts) (used uint64) {
 	if c.i < len(c.Batch.Dst) || c.Done() || c.pair > 0 || c.plane > 0 {
 		return 0

@@ -7,21 +7,21 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// sumBytes is the size of one sum, in the ring as in mem.Paged.Sums.
+// sumBytes is the size of one sum, both in the ring and in mem.Paged.Sums.
 const sumBytes = 8
 
 // SumRows is the location of a launch's sums: one row per pair, with the sums of the launch's
 // planes. The sums stay in the ring until the step's event is done, and are then copied to
-// mem.Paged.Sums: kernels write pinned memory, and Sums belongs to the caller.
+// mem.Paged.Sums, because kernels can write only pinned memory.
 type SumRows struct {
 	At     uint64   // position in the ring
-	Words  int      // per row; zero: there are no sums
-	to     []uint64 // Sums from the first row on
+	Words  int      // words per row; zero: there are no sums
+	to     []uint64 // part of Sums from the first row on
 	rows   int
-	stride int // words between rows of Sums
+	stride int // words between the starts of rows in Sums
 }
 
-// leavesOf returns how many leaves one page of planes has.
+// leavesOf returns the number of leaves of one page in all planes.
 func leavesOf(planes []mem.Plane) int {
 	n := 0
 	for i := range planes {
@@ -30,8 +30,8 @@ func leavesOf(planes []mem.Plane) int {
 	return n
 }
 
-// rows returns the location of the sums of the next n pairs, with words leaves of the planes from
-// c.plane on.
+// rows returns the location of the sums of the next n pairs, with this number of words for the
+// leaves of the planes from c.plane on.
 func (c *Cursor) rows(g *mem.PageGroup, words, n int, at uint64) SumRows {
 	stride := leavesOf(g.Planes)
 	return SumRows{
@@ -40,7 +40,7 @@ func (c *Cursor) rows(g *mem.PageGroup, words, n int, at uint64) SumRows {
 	}
 }
 
-// strides sets the number of sums per pair in all described planes.
+// strides sets the number of sums per pair in the descriptors of all planes.
 func (t *Table) strides(ps planeSet) {
 	for i := range ps.n {
 		d := t.Buf[i*device.PlaneSumDescBytes:]
@@ -50,8 +50,8 @@ func (t *Table) strides(ps planeSet) {
 	}
 }
 
-// SumsFit reports whether a ring with spans of the given size has room for the sums of any one page
-// of any one plane.
+// SumsFit reports whether a ring with spans of this size has space for the sums of one page of each
+// plane.
 func SumsFit(p *mem.Paged, span uint64) bool {
 	const around = device.PlaneSumDescBytes + device.PairBytes + 3*TableAlign
 	for i := range p.Groups {
@@ -64,7 +64,8 @@ func SumsFit(p *mem.Paged, span uint64) bool {
 	return true
 }
 
-// Read copies the sums of a completed step to the batch's Sums. from is the ring from r.At on.
+// Read copies the sums of a completed step to the batch's Sums. from is the ring's memory from r.At
+// on.
 func (r *SumRows) Read(from []byte) {
 	rows, words := r.rows, r.Words
 	if words == r.stride { // the rows are contiguous on both sides

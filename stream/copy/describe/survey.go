@@ -15,28 +15,28 @@ type Shape struct {
 	Bytes      int64
 	Pieces     int
 	Copies     int // pieces that are not empty
-	Runs       int // approximate number of copies after adjacent ones are merged
+	Runs       int // approximate number of copies after merging adjacent ones
 	Descs      int // descriptors of at most device.PieceBytes for the list
-	PagedDescs int // descriptors for the Paged as a list
-	// DstRuns and SrcRuns are the contiguous spans of either side. Of a Paged, the side of the
-	// slots is measured, and the side of the pages counts as scattered. SlotRows is the number of
-	// spans of the slots if spans at equal distances, rows, count as one.
+	PagedDescs int // descriptors if the Paged is described as a list
+	// DstRuns and SrcRuns are the numbers of contiguous spans on either side. In a Paged, the side
+	// of the slots is measured, and the side of the pages counts as scattered. SlotRows is the
+	// number of spans of the slots if spans at equal distances, rows, count as one.
 	DstRuns, SrcRuns, SlotRows int
 	Ways                       Ways
 }
 
-// Ways is a set of directions in which the bytes of a batch are copied.
+// Ways is a set of directions in which a batch copies bytes.
 type Ways uint8
 
-// The ways.
+// The directions.
 const (
 	H2D    Ways = 1 << iota // from pinned host memory to the device
 	D2H                     // from the device to pinned host memory
-	Within                  // within either
+	Within                  // within host memory or within device memory
 	Peer                    // from one device to another
 )
 
-// wayOf returns the way from one region to the other.
+// wayOf returns the direction from one region to the other.
 func wayOf(dst, src *mem.Region) Ways {
 	switch to, from := dst.Kind() == mem.KindDevice, src.Kind() == mem.KindDevice; {
 	case to && !from:
@@ -50,8 +50,8 @@ func wayOf(dst, src *mem.Region) Ways {
 }
 
 // Survey validates b and returns its shape, without allocating. It reads a list once, with the
-// checks of Batch.Validate inlined; if one fails, it returns the error of Validate. reaches returns
-// the reason why the device cannot address a region, or nil.
+// checks of Batch.Validate inlined; if a check fails, it returns the error of Validate. reaches
+// returns the reason why the device cannot access a region, or nil.
 func Survey(b *mem.Batch, reaches func(*mem.Region) error) (Shape, error) {
 	if b == nil {
 		return Shape{}, fmt.Errorf("the batch is nil: %w", errdefs.ErrInvalid)
@@ -76,12 +76,12 @@ func Survey(b *mem.Batch, reaches func(*mem.Region) error) (Shape, error) {
 
 // side is the state of a pass over one side of a list.
 type side struct {
-	region *mem.Region // of the last copy, known to be within reach
+	region *mem.Region // region of the last copy, known to be accessible
 	len    int64       // of region
-	end    int64       // start of a copy adjacent to the last one; negative: none
+	end    int64       // end of the last copy, where an adjacent copy would start; negative if there is none
 }
 
-// moves makes the region of e the current one.
+// moves makes the region of e the current one, and checks that the device can access it.
 func (d *side) moves(e *mem.Extent, reaches func(*mem.Region) error) error {
 	if e.Region == d.region {
 		return nil
@@ -93,14 +93,15 @@ func (d *side) moves(e *mem.Extent, reaches func(*mem.Region) error) error {
 	return nil
 }
 
-// holds reports whether e, whose region is the current one, lies within it. Negative numbers count
-// as large ones.
+// holds reports whether e is inside the current region, which is its own. Negative numbers count as
+// large ones.
 func (d *side) holds(e *mem.Extent) bool {
 	return uint64(e.Len) <= uint64(d.len) && uint64(e.Off) <= uint64(d.len-e.Len)
 }
 
-// surveyList measures the list. ok is false if Batch.Validate will return an error. Its time
-// matters for lists of small blocks, so the loop calls no function while the regions stay the same.
+// surveyList measures the list. ok is false if Batch.Validate will return an error. Its speed
+// matters for lists of small blocks, so the loop calls no functions while the regions stay the
+// same.
 func surveyList(b *mem.Batch, reaches func(*mem.Region) error) (v Shape, ok bool, err error) {
 	dsts, srcs := b.Dst, b.Src
 	if len(dsts) != len(srcs) {
@@ -155,15 +156,15 @@ func surveyPaged(p *mem.Paged, v *Shape, reaches func(*mem.Region) error) error 
 	var order mem.PairRuns
 	var set planes
 	var top highest
-	page, slot := int64(0), int64(0) // limits that hold for the pairs of the group before
+	page, slot := int64(0), int64(0) // limits that the previous group's pairs satisfy
 	for i := range p.Groups {
 		g := &p.Groups[i]
 		n := len(g.Pairs)
 		if n == 0 {
 			continue
 		}
-		// The layers of a load share their pairs, and parts of whole blocks their planes. They are
-		// checked once.
+		// The layers of a load share their pairs, and parts of whole blocks share their planes.
+		// Shared ones are checked once.
 		last := before(p.Groups, i)
 		pairs, err := samePairs(g, last), error(nil)
 		known := samePlanes(g, last) && len(last.Pairs) > 0 && g.Slots == last.Slots
@@ -215,18 +216,18 @@ func surveyPaged(p *mem.Paged, v *Shape, reaches func(*mem.Region) error) error 
 
 // planes describes the planes of a page group, with the bytes and spans of one page and one slot.
 type planes struct {
-	page, slot int64 // highest ones in range
+	page, slot int64 // highest valid indices
 	bytes      int64
-	n          int // planes that have bytes
-	// whole is the number of planes whose adjacent pages are adjacent slots.
+	n          int // number of planes with bytes
+	// whole is the number of planes for which adjacent pages are adjacent in slots too.
 	whole int
-	descs int  // of at most device.PieceBytes
-	runs  int  // contiguous spans of the slot
-	full  bool // the single span is all of the slot
+	descs int  // descriptors of at most device.PieceBytes
+	runs  int  // contiguous spans of a slot
+	full  bool // a single span covers the whole slot
 	ways  Ways
 }
 
-// survey sets all fields but the limits.
+// survey sets all fields except the limits.
 func (s *planes) survey(g *mem.PageGroup, dir mem.Direction, reaches func(*mem.Region) error) error {
 	*s = planes{page: s.page, slot: s.slot}
 	if err := reaches(g.Slots.Region); err != nil {
@@ -269,8 +270,8 @@ func (s *planes) survey(g *mem.PageGroup, dir mem.Direction, reaches func(*mem.R
 	return nil
 }
 
-// Reached reports whether all memory that b copies is within reach. It checks a region once for
-// successive copies of the same region.
+// Reached reports whether all memory that b copies is accessible. Successive copies of the same
+// region are checked once.
 func Reached(b *mem.Batch, reaches func(*mem.Region) bool) bool {
 	var dst, src *mem.Region
 	for i := range b.Dst {
@@ -311,10 +312,10 @@ func Reached(b *mem.Batch, reaches func(*mem.Region) bool) bool {
 	return true
 }
 
-// within reports whether no pair exceeds page and slot. A false result is not certain. It compares
-// both numbers of a pair at once, 32 bits each with the page in the lower ones, as on all hosts of
-// GPUs. A bit that is set above each limit is cleared by the subtraction if the number is larger,
-// provided that no number has that bit itself.
+// within reports whether no pair exceeds page and slot. True is certain; false may be wrong. It
+// compares both numbers of a pair at once: 32 bits each, with the page in the lower ones, as on all
+// hosts of GPUs. A bit that is set above each limit is cleared by the subtraction if the number is
+// larger, provided that no number has that bit itself.
 func within(pairs []mem.PageSlot, page, slot int64) bool {
 	const above = 1<<63 | 1<<31
 	words := hostmem.Words(pairs)
@@ -323,7 +324,7 @@ func within(pairs []mem.PageSlot, page, slot int64) bool {
 	}
 	limits := uint64(min(slot, math.MaxInt32))<<32 | uint64(min(page, math.MaxInt32)) | above
 	all, left := uint64(0), uint64(above)
-	for len(words) >= 4 { // four at a time take half the time of one by one
+	for len(words) >= 4 { // four at a time take half the time of one at a time
 		w := (*[4]uint64)(words)
 		all |= w[0] | w[1] | w[2] | w[3]
 		left &= (limits - w[0]) & (limits - w[1]) & (limits - w[2]) & (limits - w[3])
@@ -336,13 +337,13 @@ func within(pairs []mem.PageSlot, page, slot int64) bool {
 	return all&above == 0 && left == above
 }
 
-// highest holds the highest page and slot of pairs that are checked against several limits.
+// highest caches the highest page and slot of some pairs, for checks against several limits.
 type highest struct {
 	known      bool
 	page, slot uint32
 }
 
-// within reports whether no pair exceeds page and slot. Its result is certain.
+// within reports whether no pair exceeds page and slot.
 func (h *highest) within(pairs []mem.PageSlot, page, slot int64) bool {
 	if !h.known {
 		*h = highest{known: true}
@@ -353,7 +354,7 @@ func (h *highest) within(pairs []mem.PageSlot, page, slot int64) bool {
 	return int64(h.page) <= page && int64(h.slot) <= slot
 }
 
-// wholeSlots reports whether a group has one plane, which fills its slots.
+// wholeSlots reports whether a group has a single plane that fills its slots.
 func wholeSlots(g *mem.PageGroup) bool {
 	return len(g.Planes) == 1 && g.Planes[0].SlotOff == 0 && g.Planes[0].Bytes == g.Slots.Stride
 }

@@ -7,20 +7,21 @@ import (
 )
 
 // Shape describes the blocks of a repetition. Each block is copied between a row of the far side
-// and the near side, which is a device's. Blocks of a row are adjacent on the far side and anywhere
-// on the near one.
+// and the near side, which is in device memory. The blocks of a row are adjacent on the far side
+// and anywhere on the near side.
 type Shape struct {
-	Dir       mem.Direction // ToPages: to the near side; ToSlots: to the far one
+	Dir       mem.Direction // ToPages: to the near side; ToSlots: to the far side
 	Near, Far *mem.Region
 	Size      int64 // bytes of a block
-	// Row is the number of blocks of a row: 1, or those of a slot that holds a block's image. Count
-	// is the number of blocks, a multiple of Row. Most is the highest number of blocks of a batch,
-	// rounded to rows.
+	// Row is the number of blocks in a row: 1, or those of a slot that holds a block's image. Count
+	// is the number of blocks, a multiple of Row. Most is the maximum number of blocks in a batch,
+	// rounded to whole rows.
 	Row, Count, Most int
-	// Pages selects page lists in place of extents, and Sums requests checksums. Rows are then
+	// Pages selects page lists instead of extents, and Sums requests checksums. Rows are then
 	// slots, with one plane on the near side for each block of a row.
 	Pages, Sums bool
-	// NearRows supplies positions of blocks on the near side; nil: in order from its start.
+	// NearRows supplies positions of blocks on the near side. Nil: consecutive positions from its
+	// start.
 	NearRows *Pool
 	// FarRows supplies rows of the far side. Nil: the first rows, in random order if Scatter is
 	// set.
@@ -28,14 +29,14 @@ type Shape struct {
 	Scatter bool
 }
 
-// Pool holds numbers in random order, of which each repetition takes some.
+// Pool holds numbers in random order. Each repetition takes some of them.
 type Pool struct {
 	numbers []uint32
 	at      int
 }
 
-// NewPool returns a pool of n distinct numbers from base to base+all-1 in random order. Each n-th
-// part of that range supplies one of them.
+// NewPool returns a pool of n distinct numbers from base to base+all-1 in random order, one from
+// each n-th part of that range.
 func NewPool(rng *rand.Rand, n, all, base int) *Pool {
 	p := &Pool{numbers: make([]uint32, n)}
 	for i := range p.numbers {
@@ -46,8 +47,9 @@ func NewPool(rng *rand.Rand, n, all, base int) *Pool {
 	return p
 }
 
-// take fills to from a random position. to must not be longer than the pool. If the pool is large
-// enough, take skips the numbers of the call before, whose blocks may be in a cache.
+// take fills to with numbers, starting at a random position. to must not be longer than the pool.
+// If the pool is large enough, take skips the numbers of the previous call, whose blocks may be in
+// a cache.
 func (p *Pool) take(to []uint32, rng *rand.Rand) {
 	if spare := len(p.numbers) - 2*len(to); spare >= 0 {
 		p.at += rng.IntN(spare + 1)
@@ -60,12 +62,12 @@ func (p *Pool) take(to []uint32, rng *rand.Rand) {
 	p.at = (p.at + len(to)) % len(p.numbers)
 }
 
-// Blocks holds the batches of one repetition. The next one reuses the memory of its lists. The zero
-// value is empty.
+// Blocks holds the batches of one repetition. The next repetition reuses the memory of its lists.
+// The zero value is empty.
 type Blocks struct {
 	Shape
 	near, far []uint32 // by row
-	order     *Pool    // of far rows, if there is no pool
+	order     *Pool    // order of far rows if there is no pool
 
 	dst, src []mem.Extent
 	pairs    []mem.PageSlot
@@ -73,8 +75,8 @@ type Blocks struct {
 	batches  []mem.Batch
 }
 
-// Reset changes b to another shape, in as few batches as possible, of about the same length. All
-// submitted batches of b must have completed.
+// Reset changes b to another shape. It creates as few batches as possible, of about the same
+// length. All submitted batches of b must have completed.
 func (b *Blocks) Reset(s Shape) {
 	s.Row, s.Most = max(s.Row, 1), max(s.Most, s.Row, 1)
 	b.Shape = s
@@ -123,7 +125,7 @@ func (s *Shape) leaves() int { return int(s.Size / mem.LeafBytes) }
 // planeRows returns the number of pages of each plane of the near side.
 func (s *Shape) planeRows() int64 { return s.Near.Len() / s.Size / int64(s.Row) }
 
-// paged returns a batch's pages without its pairs.
+// paged returns a Paged for a batch, without pairs.
 func (s *Shape) paged() *mem.Paged {
 	g := mem.PageGroup{Slots: mem.Slots{Region: s.Far, Stride: int64(s.Row) * s.Size}}
 	for i := range int64(s.Row) {
@@ -154,9 +156,9 @@ func (b *Blocks) Resize(n int) {
 	}
 }
 
-// Draw selects other blocks in another order, or pairs them differently. It must not be called
-// while they are being copied. It is cheap next to a repetition: orders are made once, and only
-// their start is random.
+// Draw selects other blocks, another order or other pairs. It must not be called while the blocks
+// are being copied. It takes little time compared with a repetition: orders are created once, and
+// only their start is random.
 func (b *Blocks) Draw(rng *rand.Rand) {
 	rows := b.Count / b.Row
 	if b.NearRows != nil {
@@ -174,7 +176,7 @@ func (b *Blocks) Draw(rng *rand.Rand) {
 	}
 }
 
-// Write fills the batches' lists, as a user with given block numbers does before Submit.
+// Write fills the batches' lists, like a user with given block numbers before Submit.
 func (b *Blocks) Write() {
 	if b.Pages {
 		for i := range b.Count / b.Row {

@@ -16,9 +16,9 @@ type Job struct {
 	Batch *mem.Batch
 }
 
-// Copy submits all jobs before it waits for the first. It returns their tickets, appended to to,
-// and the time at which the last was accepted. If it fails, accepted jobs have resolved, unless ctx
-// ended.
+// Copy submits all jobs before it waits for the first. It returns to with their tickets appended,
+// and the time at which the last job was accepted. After a failure accepted jobs have resolved,
+// unless ctx has ended.
 func Copy(ctx context.Context, to []*stream.Ticket, jobs []Job) (_ []*stream.Ticket, posted time.Time, err error) {
 	first := len(to)
 	for _, j := range jobs {
@@ -43,8 +43,7 @@ func wait(ctx context.Context, tickets []*stream.Ticket) (err error) {
 	return err
 }
 
-// Order yields the numbers below n in the order of their turns in a round. Each round begins with
-// the next number.
+// Order yields the numbers below n. Each round begins with the next number.
 func Order(round, n int) iter.Seq[int] {
 	return func(yield func(int) bool) {
 		for i := range n {

@@ -1,6 +1,6 @@
-// Package measure provides the tools of the benchmark and the calibration of copies: memory that is
+// Package measure provides tools for the benchmark and the calibration of copies: memory that is
 // freed after everything that may access it is closed (Rig), batches of scattered blocks (Blocks),
-// their submission (Copy), turns, and medians.
+// their submission (Copy), orders of streams, and medians.
 //
-// Nothing here is safe for concurrent use, and the package starts no goroutines.
+// Nothing in it is safe for concurrent use, and the package starts no goroutines.
 package measure

@@ -16,17 +16,17 @@ const closeTimeout = 30 * time.Second
 
 // Memory registers memory before it is copied, for example with NICs.
 type Memory interface {
-	// Register is called before any stream on the memory is opened. An error ends the run.
+	// Register is called before any stream that uses the memory is opened. An error ends the run.
 	Register(regions ...*mem.Region) error
 	// Unregister is called after the streams are closed and before the memory is freed.
 	Unregister(ctx context.Context, regions ...*mem.Region) error
 }
 
-// Rig holds memory to measure with, and everything to close before that is freed. The zero value is
-// empty.
+// Rig owns memory and other resources of a measurement, and closes them in the right order. The
+// zero value is empty.
 type Rig struct{ closers []closer }
 
-// closer closes something that was opened.
+// closer closes a resource.
 type closer struct {
 	close func() error
 	// last is set if close releases memory. It then runs only after everything opened later is
@@ -58,12 +58,12 @@ func (r *Rig) frees(dev device.Device, m *mem.Region) {
 	r.OnFree(func() error { return dev.Free(m) })
 }
 
-// OnFree registers f to free memory of the caller after everything opened later is closed.
+// OnFree registers f to free memory of the caller after everything that was opened later is closed.
 func (r *Rig) OnFree(f func() error) { r.closers = append(r.closers, closer{f, true}) }
 
 // Register registers the memory with m, until the rig is closed.
 func (r *Rig) Register(m Memory, regions ...*mem.Region) error {
-	// A failed Register may leave a part of the memory registered.
+	// After a failed Register a part of the memory may stay registered.
 	r.OnClose(func(ctx context.Context) error { return m.Unregister(ctx, regions...) })
 	r.closers[len(r.closers)-1].last = true
 	if err := m.Register(regions...); err != nil {
@@ -72,8 +72,8 @@ func (r *Rig) Register(m Memory, regions ...*mem.Region) error {
 	return nil
 }
 
-// OnClose registers f to close something that may have to wait. f gets a context of its own with
-// closeTimeout, since the run's may have ended.
+// OnClose registers f to close a resource. f receives a new context with closeTimeout, because the
+// context of the run may have ended.
 func (r *Rig) OnClose(f func(context.Context) error) {
 	r.closers = append(r.closers, closer{close: func() error {
 		ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
@@ -85,9 +85,9 @@ func (r *Rig) OnClose(f func(context.Context) error) {
 // Mark returns a position for CloseTo.
 func (r *Rig) Mark() int { return len(r.closers) }
 
-// CloseTo closes everything opened after the mark, in reverse order. If something does not close,
-// memory from before it is not freed, since it may still be in use. A later call tries the rest
-// again.
+// CloseTo closes everything that was opened after the mark, in reverse order. If a resource does
+// not close, older memory is not freed, because it may still be in use. A later call tries the
+// remaining resources again.
 func (r *Rig) CloseTo(mark int) error {
 	var errs []error
 	var left []closer
@@ -109,5 +109,5 @@ func (r *Rig) CloseTo(mark int) error {
 	return nil
 }
 
-// Close closes everything.
+// Close closes all resources.
 func (r *Rig) Close() error { return r.CloseTo(0) }

@@ -30,8 +30,8 @@ func Quantile(v []float64, q float64) float64 {
 // Median returns the 0.5-quantile. It sorts v.
 func Median(v []float64) float64 { return Quantile(v, 0.5) }
 
-// LowMedian returns the median, or the lower one of two. It is for few durations: disturbances only
-// make a batch longer. v must not be empty and is not changed.
+// LowMedian returns the median, or the lower of two middle values. It is for few durations, which
+// disturbances can only increase. v must not be empty and is not modified.
 func LowMedian(v []float64) float64 {
 	sorted := slices.Sorted(slices.Values(v))
 	return sorted[(len(sorted)-1)/2]

@@ -9,12 +9,12 @@ import (
 )
 
 // awaitYield is the number of polls before await yields the processor. Most waits are shorter, and
-// a yield wakes an idle processor.
+// yielding wakes an idle processor.
 const awaitYield = 256
 
-// await polls ask until it reports completion or an error, or until ctx ends. due returns when the
-// next completion is expected; zero: unknown. After nap.Spin await calls ask with driver set, to
-// ask the driver too, which is slower.
+// await polls ask until it reports completion or an error, or until ctx ends. due returns the time
+// at which the next completion is expected, or zero if it is unknown. After nap.Spin, await calls
+// ask with driver set, so that ask also queries the driver, which is slower.
 func await(ctx context.Context, due func() time.Time, ask func(driver bool) (bool, error)) error {
 	begun := time.Now()
 	for polls := 1; ; polls++ {

@@ -15,10 +15,11 @@ func NewEngine(env *Env) *Engine { return &Engine{copier: newCopier(env.Queue)} 
 // Supports implements Mover.
 func (e *Engine) Supports(*Batch) (ok, sums bool) { return true, false }
 
-// Fits implements Mover. Single copies need the most calls, and one more is for the event.
+// Fits implements Mover. Copies without a BatchCopier need the most calls, and the event needs one
+// more.
 func (e *Engine) Fits(_ *Batch, f InFlight) bool { return f.admits(singleRuns + 1) }
 
-// Step issues as many runs as one step can have.
+// Step issues up to the maximum number of runs of a step.
 func (e *Engine) Step(b *Batch, st *Step) (done bool, err error) {
 	n := 0
 	for n < e.copier.runs() && st.Bytes < b.limit() {

@@ -24,7 +24,7 @@ func (j *eventSet) record(q device.Queue) (device.Event, error) {
 	return e, nil
 }
 
-// Done implements device.Event. It returns true once all events are done. If the completion of one
+// Done implements device.Event. It returns true once all events are done. If the state of an event
 // cannot be determined, it returns false and that event's error.
 func (j eventSet) Done() (bool, error) {
 	var errs []error
@@ -55,7 +55,7 @@ func (j eventSet) Expect(at time.Time) {
 	}
 }
 
-// Wait implements device.Event. It waits for every event, even if one fails.
+// Wait implements device.Event. It waits for all events, even if one fails.
 func (j eventSet) Wait(ctx context.Context) error {
 	var errs []error
 	for _, e := range j {

@@ -14,32 +14,32 @@ const DefaultCTAs = 16
 
 // minPeerCTAs and maxPeerCTAs bound the thread blocks of a kernel that copies between GPUs. It uses
 // one per multiprocessor, to keep as many bytes in flight as possible. Over 18 NVLinks (387 GB/s),
-// 32 thread blocks push 348 GB/s in scattered 4 KiB pages and 354 in larger ones; 132 push 362 and
-// 369 (H200). Devices with more multiprocessors were not measured.
+// 32 thread blocks write 348 GB/s in scattered 4 KiB pages and 354 in larger ones; 132 write 362
+// and 369 (H200). Devices with more multiprocessors were not measured.
 const (
 	minPeerCTAs = 32
 	maxPeerCTAs = 132
 )
 
-// summedStep bounds the part of the ring for a step that leaves sums there. The host copies the
-// sums of a completed step while the next step runs.
+// summedStep bounds the part of the ring that a step with sums uses. The host copies the sums of a
+// completed step while the next step runs.
 const summedStep = 256 << 10
 
-// Kernel is the path on which kernels copy over the bus themselves, with descriptors in the ring.
+// Kernel is the path on which kernels copy over the bus, with descriptors in the ring.
 type Kernel struct {
 	env       *Env
 	launcher  device.Launcher
 	summing   bool // the device has the kernel that sums pages
 	canReport bool // the device has the kernels that report completed parts
 	peerCTAs  int
-	span      span // of the next step
+	span      span // part of the ring for the next step
 	launch    device.Kernel
 	freeParts sync.Pool // free list of *Parts
 }
 
 var _ Owner = (*Kernel)(nil)
 
-// NewKernel returns the path, or an ErrNotSupported with the reason why the queue lacks it.
+// NewKernel returns the path, or ErrNotSupported with the reason why the queue does not support it.
 func NewKernel(env *Env) (Mover, error) {
 	l, err := env.launcher(device.KernelCopyList)
 	if err != nil {
@@ -60,10 +60,10 @@ func (k *Kernel) Supports(b *Batch) (ok, sums bool) {
 // Prepare implements Owner.
 func (k *Kernel) Prepare() error { return k.env.Ring.prepare() }
 
-// Quiesce implements Owner. All kernels ran on the stream's queue, which is closed already.
+// Quiesce implements Owner. All kernels ran on the stream's queue, which is already closed.
 func (k *Kernel) Quiesce(context.Context) (failed, err error) { return nil, nil }
 
-// Free implements Owner. Staged uses the ring too, but no device has Staged without this path.
+// Free implements Owner. Staged uses the ring too, but a device with Staged also has this path.
 func (k *Kernel) Free() error { return k.env.Ring.free() }
 
 // Fits implements Mover.
@@ -84,7 +84,7 @@ func (k *Kernel) Fits(b *Batch, f InFlight) (ok bool) {
 	return ok
 }
 
-// most returns the highest number of thread blocks of a kernel for b.
+// most returns the maximum number of thread blocks of a kernel for b.
 func (k *Kernel) most(b *Batch) int {
 	most := DefaultCTAs
 	if b.Ways&describe.Peer != 0 {
@@ -96,10 +96,10 @@ func (k *Kernel) most(b *Batch) int {
 // reportsParts reports whether a launch should report completed parts of b.
 func (k *Kernel) reportsParts(b *Batch) bool { return k.canReport && b.At.ReportsParts() }
 
-// Step writes descriptors into the ring and launches kernels on them, until b is fully issued, the
-// span is full, or the step has its highest number of launches. The device reads the descriptors
-// when a kernel runs, so they stay until the step's event. If completed parts of b are to be
-// reported and a page group fits, the step is a single launch that reports them.
+// Step writes descriptors into the ring and launches kernels that read them, until b is completely
+// issued, the span is full, or the step has the maximum number of launches. The device reads the
+// descriptors when a kernel runs, so they stay until the step's event is done. If completed parts
+// of b are to be reported and a page group fits, the step is a single launch that reports them.
 func (k *Kernel) Step(b *Batch, st *Step) (done bool, err error) {
 	sp, most := k.span, k.most(b)
 	if k.reportsParts(b) {
@@ -130,7 +130,8 @@ func (k *Kernel) Step(b *Batch, st *Step) (done bool, err error) {
 	return err == nil && b.At.Done(), err
 }
 
-// parts launches a kernel for as many whole page groups as fit. If none fits, st is unchanged.
+// parts launches a kernel for as many whole page groups as fit. If none fits, it leaves st
+// unchanged.
 func (k *Kernel) parts(b *Batch, st *Step, ctas int) (done bool, err error) {
 	sp := k.span
 	e, ok := k.freeParts.Get().(*Parts)

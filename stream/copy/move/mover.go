@@ -10,35 +10,36 @@ import (
 	"github.com/kvlane/kvlane/stream/copy/describe"
 )
 
-// Mover is one path of a stream. Supports is safe for concurrent use. Only the goroutine that
-// issues calls the other methods.
+// Mover implements one path of a stream. Supports is safe for concurrent use. Only the goroutine
+// that issues steps calls the other methods.
 type Mover interface {
-	// Supports reports whether the path can carry b, and whether it then fills the sums that b asks
-	// for.
+	// Supports reports whether the path can carry b, and whether it would fill the sums that b
+	// requests.
 	Supports(b *Batch) (ok, sums bool)
-	// Fits reports whether another step of b fits beside the work in flight.
+	// Fits reports whether another step of b fits in addition to the work in flight.
 	Fits(b *Batch, f InFlight) bool
-	// Step issues as much of b as fits at once, and reports whether all of b is issued. Room must
+	// Step issues as much of b as fits at once, and reports whether all of b is issued. Fits must
 	// have returned true for the step. If Step leaves st.Event and st.Lost unset, the caller
 	// records an event on the stream's queue.
 	Step(b *Batch, st *Step) (done bool, err error)
 }
 
-// Owner is a mover with memory or queues of its own.
+// Owner is a mover that owns memory or queues.
 type Owner interface {
-	// Prepare acquires them, before the first batch. It may be called again after a failure.
-	// Quiesce and Free release all that it acquired.
+	// Prepare acquires the resources, before the first batch. It may be called again after a
+	// failure. Quiesce and Free release all acquired resources.
 	Prepare() error
 	// Quiesce waits until the mover's work has ended, and closes its queues. failed is the error of
-	// queues that are closed nevertheless; it is returned once. After err, Quiesce may be called
-	// again. The stream's queue is closed already.
+	// queues that are closed nevertheless; it is returned once. If err is not nil, Quiesce may be
+	// called again. The stream's queue is already closed.
 	Quiesce(ctx context.Context) (failed, err error)
 	// Free releases the memory, after Quiesce. It may be called again.
 	Free() error
 }
 
-// Joiner is a mover with a queue besides the stream's. Join orders later work on the stream's queue
-// after all work that the mover has issued, and later work of the mover after that.
+// Joiner is a mover with a separate queue. Join orders later work on the stream's queue after all
+// work that the mover has issued, and later work of the mover after earlier work of the stream's
+// queue.
 type Joiner interface{ Join() error }
 
 // Env holds the resources of a stream's movers.
@@ -46,15 +47,15 @@ type Env struct {
 	Device device.Device
 	Queue  device.Queue
 	Ring   *Ring // of descriptors
-	// CTAs is the number of thread blocks of a kernel if the batch sets none. Zero: the path's
-	// default.
+	// CTAs is the number of thread blocks of a kernel if the batch does not set it. Zero: the
+	// path's default.
 	CTAs         int
 	HighPriority bool // of queues
 	Forced       bool // batches have no other path
 }
 
 // launcher returns the queue as a device.Launcher. The error wraps ErrNotSupported if the queue
-// lacks the kernel.
+// does not support the kernel.
 func (e *Env) launcher(kernel string) (device.Launcher, error) {
 	l, ok := e.Queue.(device.Launcher)
 	if !ok {
@@ -66,7 +67,8 @@ func (e *Env) launcher(kernel string) (device.Launcher, error) {
 	return l, nil
 }
 
-// hasKernel reports whether l has a kernel. Every Launcher has the two plain copy kernels.
+// hasKernel reports whether l supports a kernel. Every Launcher supports the two plain copy
+// kernels.
 func hasKernel(l device.Launcher, name string) bool {
 	if name == device.KernelCopyList || name == device.KernelCopyPaged {
 		return true
@@ -78,21 +80,21 @@ func hasKernel(l device.Launcher, name string) bool {
 // Batch is a batch in the form that movers need.
 type Batch struct {
 	describe.Shape
-	At describe.Cursor // has the batch itself
-	// ChunkBytes bounds the bytes of a step, and CTAs the thread blocks of a kernel. Zero: the
-	// mover decides.
+	At describe.Cursor // the batch and the position in it
+	// ChunkBytes bounds the bytes of a step, and CTAs the thread blocks of a kernel. Zero lets the
+	// mover decide.
 	ChunkBytes int64
 	CTAs       int
-	Sent       int64 // bytes of the steps before
+	Sent       int64 // bytes of the previous steps
 }
 
-// WantsSums reports whether the batch asks for sums.
+// WantsSums reports whether the batch requests sums.
 func (b *Batch) WantsSums() bool {
 	p := b.At.Batch.Paged
 	return p != nil && len(p.Sums) > 0
 }
 
-// limit returns the most bytes that one step may carry.
+// limit returns the maximum number of bytes of one step.
 func (b *Batch) limit() int64 {
 	if b.ChunkBytes > 0 {
 		return b.ChunkBytes
@@ -100,7 +102,8 @@ func (b *Batch) limit() int64 {
 	return math.MaxInt64
 }
 
-// ctas returns the highest number of thread blocks of a kernel for b, or otherwise if none is set.
+// ctas returns the maximum number of thread blocks of a kernel for b, or otherwise if none is
+// configured.
 func (e *Env) ctas(b *Batch, otherwise int) int {
 	switch {
 	case b.CTAs > 0:
@@ -111,25 +114,25 @@ func (e *Env) ctas(b *Batch, otherwise int) int {
 	return otherwise
 }
 
-// MaxCalls is the highest number of device calls that a stream has in flight. Drivers block the
-// caller at about a thousand pending calls, which would block Submit.
+// MaxCalls is the maximum number of device calls of a stream in flight. Drivers block the caller at
+// about a thousand pending calls, which would block Submit.
 const MaxCalls = 512
 
 // InFlight counts the work that a stream has in flight.
 type InFlight struct{ Steps, Calls int }
 
-// admits reports whether the given number of further calls may be made.
+// admits reports whether this number of additional calls may be made.
 func (f InFlight) admits(calls int) bool { return f.Calls+calls <= MaxCalls }
 
-// Step is a part of a batch that was issued.
+// Step is an issued part of a batch.
 type Step struct {
-	Event device.Event // done when the step is
+	Event device.Event // done when the step is done
 	Lost  bool         // work may have been issued, and no event reports its end
 	Calls int
 	Bytes int64 // copied bytes
 
 	sums []describe.SumRows
-	// Memory that the step holds, and the position up to which.
+	// Memory that the step holds, and the end positions to release.
 	ring                *Ring
 	staging             *space
 	ringEnd, stagingEnd uint64
@@ -144,7 +147,7 @@ func (st *Step) Collect() {
 }
 
 // GiveBack releases the step's memory. Call it after the last access to that memory, also for a
-// step that failed: a broken stream writes no further descriptors.
+// failed step: a broken stream writes no further descriptors.
 func (st *Step) GiveBack() {
 	if st.ring != nil {
 		st.ring.giveBack(st.ringEnd)
@@ -154,8 +157,8 @@ func (st *Step) GiveBack() {
 	}
 }
 
-// Refused is the error of a mover that has not accessed b's memory and takes no part of b, so that
-// another path may.
+// Refused is the error of a mover that has not accessed b's memory and does not copy it, so that
+// another path can.
 type Refused struct{ Err error }
 
 func (r *Refused) Error() string { return r.Err.Error() }

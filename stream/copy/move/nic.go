@@ -9,8 +9,8 @@ import (
 	"github.com/kvlane/kvlane/stream/copy/describe"
 )
 
-// NIC is the path nic, or nic-soft. It submits whole batches to a stream over the NICs, which keeps
-// their order. Only the host orders that stream and the queue of the copy stream.
+// NIC is the path nic or nic-soft. It submits whole batches to a stream over the NICs, which keeps
+// their order. Only the host can order that stream relative to the queue of the copy stream.
 type NIC struct {
 	forced  bool
 	open    func() (stream.Stream, error)
@@ -44,7 +44,8 @@ func (n *NIC) Prepare() error {
 	return err
 }
 
-// Step submits the batch. It does not block, since the stream accepts all batches in flight.
+// Step submits the batch. It does not block, because the stream accepts the maximum number of
+// batches in flight.
 func (n *NIC) Step(b *Batch, st *Step) (done bool, err error) {
 	t, err := n.over.Submit(context.Background(), b.At.Batch)
 	if err != nil {
@@ -73,8 +74,8 @@ type Carried struct{ Ticket *stream.Ticket }
 
 var _ device.Event = Carried{}
 
-// Done implements device.Event. A resolved ticket proves that the memory is no longer accessed,
-// even if the batch failed.
+// Done implements device.Event. After a ticket has resolved, the memory is no longer accessed, even
+// if the batch failed.
 func (c Carried) Done() (bool, error) {
 	if !c.Ticket.Poll() {
 		return false, nil

@@ -14,24 +14,24 @@ import (
 // goroutine that completes steps uses it.
 type Parts struct {
 	describe.Parts
-	// To receives reports of completed parts. The goroutine that issues sets it.
+	// To receives the number of completed parts. The goroutine that issues the step sets it.
 	To Notifier
 
 	of         *Kernel
 	completed  int // completed parts
 	table      []byte
-	end        device.Event // of the launch
-	began, due time.Time    // start of the first wait, and expected end; zero: unknown
+	end        device.Event // event of the launch
+	began, due time.Time    // start of the first wait, and expected end; zero if unknown
 }
 
-// Notifier receives the number of completed page groups of a batch. Their sums are in the batch's
-// Sums.
+// Notifier receives the number of completed page groups of a batch, whose sums are then in the
+// batch's Sums.
 type Notifier interface{ Notify(groups int) }
 
 var _ device.ExpectedEvent = (*Parts)(nil)
 
 // ask processes completed parts and reports whether all have completed. If driver is set, it also
-// asks for the event of the launch, which reports a failed kernel.
+// queries the event of the launch, which detects a failed kernel.
 func (p *Parts) ask(driver bool) (done bool, err error) {
 	var over bool
 	if driver {
@@ -64,7 +64,8 @@ func (p *Parts) Done() (bool, error) { return p.ask(true) }
 // Expect implements device.ExpectedEvent.
 func (p *Parts) Expect(at time.Time) { p.due = at }
 
-// next returns when the next part is expected. All parts are assumed to take the same time.
+// next returns the time at which the next part is expected. It assumes that all parts take the same
+// time.
 func (p *Parts) next() time.Time {
 	if p.due.IsZero() {
 		return p.due

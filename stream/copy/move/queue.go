@@ -10,22 +10,22 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// Bounds of the work that a step gives to a queue.
+// Bounds of the work that a step adds to a queue.
 const (
 	singleRuns = 64  // copies without a BatchCopier
 	batchRuns  = 256 // copies of a BatchCopier
-	// chunkRuns is the number of copies of a BatchCopier between staging memory and a host: a layer
-	// of so many blocks, which lie in few rows.
+	// chunkRuns is the maximum number of copies of a BatchCopier between staging memory and a host:
+	// a layer of that many blocks, which lie in few rows.
 	chunkRuns = 2048
-	// A call for several copies counts as batchCalls, and one more for every callRuns of them.
+	// A call for several copies counts as batchCalls calls, plus one for every callRuns copies.
 	batchCalls = 8
 	callRuns   = 32
 )
 
-// copier copies runs on a queue, many in a call if the driver has such calls.
+// copier copies runs on a queue, with many copies per call if the driver supports that.
 type copier struct {
 	queue device.Queue
-	batch device.BatchCopier // the queue, if it is a BatchCopier; else nil
+	batch device.BatchCopier // the queue if it is a BatchCopier, or nil
 }
 
 func newCopier(q device.Queue) copier {
@@ -33,7 +33,7 @@ func newCopier(q device.Queue) copier {
 	return copier{queue: q, batch: b}
 }
 
-// runs returns the highest number of runs of one step.
+// runs returns the maximum number of runs of one step.
 func (c copier) runs() int {
 	if c.batch != nil {
 		return batchRuns
@@ -41,7 +41,7 @@ func (c copier) runs() int {
 	return singleRuns
 }
 
-// chunk returns the highest number of runs of a chunk of staging memory.
+// chunk returns the maximum number of runs of a chunk of staging memory.
 func (c copier) chunk() int {
 	if c.batch != nil {
 		return chunkRuns
@@ -49,7 +49,7 @@ func (c copier) chunk() int {
 	return singleRuns
 }
 
-// calls returns the number of calls that a copy of n runs counts as.
+// calls returns the number of calls as which a copy of n runs counts.
 func (c copier) calls(n int) int {
 	if c.batch != nil && n > 1 {
 		return batchCalls + n/callRuns
@@ -70,8 +70,9 @@ func (c copier) copy(dst, src []mem.Extent) error {
 	return nil
 }
 
-// Record records an event on q. If that fails, it adds the error to err and tries once more, since
-// the record may be the call that failed. It returns nil if there is no event.
+// Record records an event on q. If that fails, it adds the error to err and tries once more,
+// because only the first attempt may report an earlier failure. It returns nil if there is no
+// event.
 func Record(q device.Queue, err *error) device.Event {
 	e, recordErr := q.Record()
 	if recordErr == nil {
@@ -84,8 +85,8 @@ func Record(q device.Queue, err *error) device.Event {
 	return e
 }
 
-// follow orders later work of q after all work that other has so far. The event is closed at once,
-// because q waits for the state that it captured.
+// follow orders later work of q after all present work of other. The event is closed at once,
+// because q waits for the state that it has captured.
 func follow(q, other device.Queue) error {
 	e, err := other.Record()
 	if err != nil {
@@ -98,7 +99,7 @@ func follow(q, other device.Queue) error {
 	return nil
 }
 
-// UndoTimeout bounds the closing of idle queues.
+// UndoTimeout bounds the time for closing idle queues.
 const UndoTimeout = 10 * time.Second
 
 // closer is a queue, or another stream.
@@ -106,8 +107,8 @@ type closer interface {
 	Close(ctx context.Context) error
 }
 
-// CloseQueue closes q. If q has failed, its Close may return that error although q is closed, as a
-// second call shows. CloseQueue then returns the first error as failed.
+// CloseQueue closes q. If q has failed, its Close may return the failure although q is closed; a
+// second call of Close then returns nil, and CloseQueue returns the first error as failed.
 func CloseQueue(ctx context.Context, q closer) (failed, err error) {
 	if failed = q.Close(ctx); failed == nil {
 		return nil, nil

@@ -9,14 +9,14 @@ import (
 	"github.com/kvlane/kvlane/stream/copy/describe"
 )
 
-// space is memory that is taken and given back in order. Positions count bytes since the start and
-// never wrap; a position modulo the size is an offset. One goroutine at a time takes, and one gives
-// back.
+// space allocates memory that is released in order of allocation. Positions count bytes since the
+// start and never wrap; a position modulo the size is an offset. One goroutine at a time allocates,
+// and one releases.
 type space struct {
 	size    uint64
 	maxSpan uint64        // a quarter of the memory, so that filling overlaps with copying
-	head    uint64        // end of the taken memory
-	tail    atomic.Uint64 // start of the memory that is not yet given back
+	head    uint64        // end of the allocated memory
+	tail    atomic.Uint64 // start of the memory that is not released yet
 }
 
 // setSize sets the size to bytes, rounded up.
@@ -25,9 +25,9 @@ func (p *space) setSize(bytes int64) {
 	p.maxSpan = p.size / 4
 }
 
-// reserve returns the offset of min(want, maxSpan) bytes without taking them, and the position of
-// their end. ok is false if no contiguous range of that size is free; more is free after the next
-// event.
+// reserve returns the offset of min(want, maxSpan) free bytes without allocating them, and the
+// position of their end. ok is false if no contiguous range of that size is free; more may be free
+// after the next event.
 func (p *space) reserve(want uint64) (at, bytes, end uint64, ok bool) {
 	bytes = min(describe.Align(want, describe.TableAlign), p.maxSpan)
 	start := p.head
@@ -40,10 +40,10 @@ func (p *space) reserve(want uint64) (at, bytes, end uint64, ok bool) {
 	return start % p.size, bytes, start + bytes, true
 }
 
-// take makes positions up to end unavailable until they are given back.
+// take allocates the memory up to position end.
 func (p *space) take(end uint64) { p.head = max(p.head, end) }
 
-// giveBack frees positions up to end.
+// giveBack releases the memory up to position end.
 func (p *space) giveBack(end uint64) { p.tail.Store(max(p.tail.Load(), end)) }
 
 // Ring is pinned memory for descriptors and for the results of kernels.
@@ -62,7 +62,7 @@ func NewRing(dev device.Device, descs int) *Ring {
 	return r
 }
 
-// prepare allocates the memory unless it is allocated.
+// prepare allocates the memory unless it is already allocated.
 func (r *Ring) prepare() (err error) {
 	if r.region != nil {
 		return nil
@@ -95,8 +95,8 @@ type span struct {
 // start returns the position of the span's start.
 func (sp *span) start() uint64 { return sp.end - uint64(len(sp.buf)) }
 
-// reserve returns a span of min(want, maxSpan) bytes without taking it. ok is false if that much is
-// not free.
+// reserve returns a span of min(want, maxSpan) bytes without allocating it. ok is false if that
+// much is not free.
 func (r *Ring) reserve(want uint64) (sp span, ok bool) {
 	at, bytes, end, ok := r.space.reserve(want)
 	if !ok {

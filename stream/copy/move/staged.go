@@ -12,17 +12,17 @@ import (
 
 const (
 	// stagedCTAs is the default number of thread blocks that gather or scatter. More make no
-	// difference on an idle device (H200, 4 KiB pieces), since device memory is much faster than
-	// the bus. stagedBackgroundCTAs is the default next to other work, where a kernel has to wait
-	// for multiprocessors and should end soon once it has them.
+	// difference on an idle device (H200, 4 KiB pieces), because device memory is much faster than
+	// the bus. stagedBackgroundCTAs is the default if there is other work, where a kernel has to
+	// wait for multiprocessors and should then end soon.
 	stagedCTAs           = 16
 	stagedBackgroundCTAs = 32
-	// stagedCalls is the highest number of calls of a step besides its copies: a launch, two waits
-	// and three records.
+	// stagedCalls is the maximum number of calls of a step in addition to its copies: a launch, two
+	// waits and three records.
 	stagedCalls = 6
-	// stagedChunks is the least number of chunks of a batch, so that one is gathered while another
-	// crosses the bus. stagedLeast is the least size of these chunks: the bus is idle for 3 us
-	// between two of them.
+	// stagedChunks is the minimum number of chunks of a batch, so that one is gathered while
+	// another crosses the bus. stagedLeast is the minimum size of these chunks: the bus is idle for
+	// 3 us between two of them.
 	stagedChunks = 4
 	stagedLeast  = 1 << 20
 )
@@ -34,13 +34,13 @@ const (
 //	to host:    kernel gathers -> event -> engine copies
 //	to device:  engine copies -> event -> kernel scatters
 //
-// If the batch asks for sums, the kernel computes them from the pieces, each of which is then a
+// If the batch requests sums, the kernel computes them from the pieces, each of which is then a
 // leaf.
 //
 // The kernel runs on the stream's queue and the engine on aux, so that a chunk is gathered while
-// the one before it crosses the bus. Only the stream's queue accesses the batch's device memory,
-// and only aux its host memory, which keeps staged batches in order. Join orders them with other
-// paths. A chunk's memory is reused when the events of both queues are done.
+// the previous one crosses the bus. Only the stream's queue accesses the batch's device memory, and
+// only aux its host memory, which keeps staged batches in order. Join orders them with other paths.
+// A chunk's memory is reused when the events of both queues are done.
 type Staged struct {
 	env      *Env
 	launcher device.Launcher
@@ -51,11 +51,11 @@ type Staged struct {
 	staging  space // of area
 	place    describe.Place
 	placeEnd uint64
-	span     span // of the next step, as place
+	span     span // of the next step, like place
 	launch   device.Kernel
 	chunk    describe.Chunk // of the current step
 	// behind is set if aux is ordered after all work that other paths have issued. ahead is set if
-	// aux has work that the stream's queue is not ordered after.
+	// aux has work after which the stream's queue is not ordered.
 	behind, ahead bool
 }
 
@@ -64,8 +64,8 @@ var (
 	_ Joiner = (*Staged)(nil)
 )
 
-// NewStaged returns the path with bytes of staging memory, or an ErrNotSupported with the reason
-// why there is none.
+// NewStaged returns the path with this number of bytes of staging memory, or ErrNotSupported with
+// the reason why staging is not possible.
 func NewStaged(env *Env, bytes int64) (Mover, error) {
 	if bytes < 0 {
 		return nil, fmt.Errorf("staging memory is turned off: %w", errdefs.ErrNotSupported)
@@ -79,8 +79,8 @@ func NewStaged(env *Env, bytes int64) (Mover, error) {
 	return p, nil
 }
 
-// Supports implements Mover. Staging has no advantage within host or device memory. A leaf that is
-// summed must fit into a chunk.
+// Supports implements Mover. Staging has no advantage within host or device memory. A summed leaf
+// must fit into a chunk.
 func (p *Staged) Supports(b *Batch) (ok, sums bool) {
 	return b.Ways == describe.H2D || b.Ways == describe.D2H, p.summing && b.WantsSums() && p.staging.maxSpan >= mem.LeafBytes
 }
@@ -105,11 +105,11 @@ func (p *Staged) Prepare() (err error) {
 	return nil
 }
 
-// Fits reserves staging memory for the next chunk, and descriptors for its expected number of
-// pieces and some more. A chunk may end early if it runs out of descriptors.
+// Fits reserves staging memory for the next chunk, and descriptors for slightly more than its
+// expected number of pieces. A chunk may end early if it runs out of descriptors.
 //
-// A batch is cut into several chunks that overlap, unless it sets ChunkBytes. ChunkBytes is set for
-// a kernel that waits long for multiprocessors, since each chunk waits once, whatever its size. If
+// A batch is divided into several chunks that overlap, unless it sets ChunkBytes. ChunkBytes is set
+// if kernels wait long for multiprocessors, because each chunk waits once, whatever its size. If
 // the batch has layers that may be awaited, a chunk is one page group, if it fits, so that it
 // completes as a whole.
 func (p *Staged) Fits(b *Batch, f InFlight) bool {
@@ -127,7 +127,7 @@ func (p *Staged) Fits(b *Batch, f InFlight) bool {
 		chunk = max(uint64(layer), stagedLeast)
 	}
 	chunk = min(chunk, p.staging.maxSpan, uint64(b.Bytes-b.Sent))
-	// Runs that are not aligned take a little more.
+	// Unaligned runs need a little more space.
 	at, size, end, ok := p.staging.reserve(chunk + uint64(min(p.copier.chunk(), b.Copies))*2*describe.RunAlign)
 	if !ok {
 		return false
@@ -186,7 +186,7 @@ func (p *Staged) ctas(b *Batch) int {
 	return p.env.ctas(b, stagedCTAs)
 }
 
-// toHost launches the kernel that gathers, and then the engine's copies.
+// toHost launches the kernel that gathers, and then issues the engine's copies.
 func (p *Staged) toHost(events *eventSet, dst, src []mem.Extent) error {
 	if err := p.launcher.Launch(&p.launch); err != nil {
 		return err
@@ -232,8 +232,8 @@ func (p *Staged) toDevice(events *eventSet, dst, src []mem.Extent) error {
 	return err
 }
 
-// fence records events on both queues for a step that failed half-way, since either queue may have
-// work of it. It reports whether both succeeded.
+// fence records events on both queues for a step that failed half-way, because either queue may
+// have work of the step. It reports whether both events were recorded.
 func (p *Staged) fence(events *eventSet, err *error) bool {
 	p.ahead = true
 	for _, q := range []device.Queue{p.env.Queue, p.aux} {

@@ -12,14 +12,14 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 )
 
-// Defaults of BudgetOptions.
+// The defaults of BudgetOptions.
 const (
 	DefaultInterferencePercent = 3
 	DefaultMaxCTAs             = 8
 	DefaultQueueing            = 0.5
-	// Next to a large matrix product a kernel waits up to 1.4 ms for multiprocessors, so only long
+	// During a large matrix product a kernel waits up to 1.4 ms for multiprocessors, so only long
 	// chunks are worth a wait. Without waits, 8 MiB chunks are as fast as larger ones and their
-	// first bytes arrive sooner.
+	// first bytes arrive earlier.
 	DefaultMinChunkBytes = 8 << 20
 	DefaultMaxChunkBytes = 128 << 20
 	DefaultInterval      = 20 * time.Millisecond
@@ -27,26 +27,26 @@ const (
 
 // BudgetOptions configures a Budget. The zero value selects the defaults.
 type BudgetOptions struct {
-	// InterferencePercent is the acceptable slow-down of the host program, in the unit of Hint.
+	// InterferencePercent is the acceptable slowdown of the host program, in the unit of Hint.
 	// Zero: DefaultInterferencePercent.
 	InterferencePercent float64
 	// Queueing is the accepted delay of batches with kernels, as a fraction of the expected time: 1
-	// is twice the expected time. A longer delay counts as waiting for multiprocessors. Zero:
-	// DefaultQueueing. Next to a large product, chunks of 8 MiB take 0.8 longer (H200).
+	// means twice the expected time. A longer delay counts as waiting for multiprocessors. Zero:
+	// DefaultQueueing. During a large matrix product, the delay of 8 MiB chunks is 0.8 (H200).
 	Queueing float64
-	// MaxCTAs is the highest number of thread blocks that the budget allows. Zero: DefaultMaxCTAs.
+	// MaxCTAs is the maximum number of thread blocks. Zero: DefaultMaxCTAs.
 	MaxCTAs int
 	// MinChunkBytes and MaxChunkBytes bound the size of chunks. Zero: DefaultMinChunkBytes,
 	// DefaultMaxChunkBytes.
 	MinChunkBytes, MaxChunkBytes int64
-	// Interval is the least time between two changes of a limit, so that the effect of a change is
-	// observed before the next one. Zero: DefaultInterval.
+	// Interval is the minimum time between two changes of a limit, so that the effect of a change
+	// is observed before the next one. Zero: DefaultInterval.
 	Interval time.Duration
-	// Clock times the intervals. Default: the real clock.
+	// Clock times the intervals. Default: the system clock.
 	Clock clockwork.Clock
 }
 
-// Validate reports every field that is out of range.
+// Validate returns an error for every field that is out of range.
 func (o BudgetOptions) Validate() error {
 	var errs []error
 	bad := func(field string, v any) {
@@ -76,28 +76,29 @@ type Limits struct {
 	ChunkBytes int64
 }
 
-// Budget adapts the limits of copies to their observed effect on concurrent work. It halves the
-// number of thread blocks if the host program reports more harm than InterferencePercent. It adds
-// one if the harm stays well below that (AIMD: additive increase, multiplicative decrease). At
-// least one thread block is always allowed, so every batch can be planned.
+// Budget adapts the limits of copies to their observed effect on concurrent work. If the host
+// program reports more slowdown than InterferencePercent, it halves the number of thread blocks.
+// While the slowdown stays well below that, it adds one at a time (AIMD: additive increase,
+// multiplicative decrease). At least one thread block is always allowed, so every batch can be
+// planned.
 //
-// Chunks have MaxChunkBytes while kernels wait for multiprocessors, since each chunk waits once.
-// They are halved while no kernel waits. Such waits do not count as harm: fewer thread blocks would
-// wait as long. A budget starts with the highest limits. It is safe for concurrent use, and no
-// method blocks.
+// While kernels wait for multiprocessors, chunks have MaxChunkBytes, because each chunk waits once.
+// While no kernel waits, the chunk size is halved step by step. Such waits do not count as
+// slowdown, because fewer thread blocks would wait as long. A budget starts with the highest
+// limits. It is safe for concurrent use, and no method blocks.
 type Budget struct {
 	o BudgetOptions
 
 	mu           sync.Mutex
 	limits       Limits
 	since        time.Time // end of the last interval
-	hint         gauge     // reported slow-downs in percent, one per hint
+	hint         gauge     // reported slowdowns in percent, one per hint
 	queue        gauge     // time waited, relative to the expected time
 	interference float64   // of the last interval with hints, as a multiple of InterferencePercent
-	belowCount   int       // consecutive intervals with harm well below the budget
+	belowCount   int       // consecutive intervals with slowdown well below the budget
 	idle         int       // consecutive intervals in which kernels waited little
-	ceiling      int       // thread blocks at which harm was last too high; zero: none known
-	patience     int       // calm intervals to wait before the ceiling is tried again
+	ceiling      int       // thread blocks with which the slowdown was last too high, or zero
+	patience     int       // intervals well below the budget before the ceiling is tried again
 }
 
 // gauge accumulates the ratio of two sums during an interval.
@@ -106,19 +107,21 @@ type gauge struct{ sum, of float64 }
 func (g *gauge) ratio() float64 { return g.sum / g.of }
 
 const (
-	// relief is the share of the budget below which harm counts as well below it. Between relief
-	// and 1 the limits do not change.
+	// relief is the share of the budget below which the slowdown counts as well below it. Between
+	// relief and 1 the limits do not change.
 	relief = 0.5
-	// waitRelief is the same for waits. It is closer to 1, because batches take a little longer
-	// than profiled on an idle device too.
+	// waitRelief is the same share for waits. It is closer to 1, because batches take slightly
+	// longer than profiled even on an idle device.
 	waitRelief = 0.7
-	// calmIntervals is the number of consecutive calm intervals before a limit is raised.
+	// calmIntervals is the number of consecutive intervals well below the budget after which a
+	// limit is raised.
 	calmIntervals = 2
-	// quietIntervals is the number of consecutive intervals without waits before chunks are halved.
-	// A batch keeps the chunk size that it started with. If a model starts to compute during the
-	// batch, short chunks take several times as long.
+	// quietIntervals is the number of consecutive intervals without waits after which the chunk
+	// size is halved. It is large, because a batch keeps the chunk size that it started with: if a
+	// model starts to compute during the batch, short chunks take several times as long.
 	quietIntervals = 25
-	// maxPatience bounds Budget.patience, which doubles each time the same ceiling does harm again.
+	// maxPatience bounds Budget.patience, which doubles each time the same ceiling causes too much
+	// slowdown.
 	maxPatience = 256
 )
 
@@ -166,15 +169,15 @@ func (b *Budget) Limits() Limits {
 	return b.limits
 }
 
-// Interference returns the last observed harm as a multiple of the budget. Above 1 it exceeds the
-// budget.
+// Interference returns the last observed slowdown as a multiple of the budget. Values above 1
+// exceed it.
 func (b *Budget) Interference() float64 {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.interference
 }
 
-// Hint records a slow-down that the host program measured, in percent of the time that its work
+// Hint records a slowdown that the host program has measured, in percent of the time that its work
 // takes without concurrent copies. Negative values count as zero; NaN is ignored.
 func (b *Budget) Hint(slowdownPercent float64) {
 	if !math.IsNaN(slowdownPercent) {
@@ -239,8 +242,8 @@ func (b *Budget) judgeInterference(interference float64) {
 	}
 }
 
-// lower halves the number of thread blocks and remembers the old number as the ceiling. If that was
-// the ceiling already, patience doubles.
+// lower halves the number of thread blocks and records the old number as the ceiling. If it was
+// already the ceiling, patience doubles.
 func (b *Budget) lower() {
 	if b.ceiling == b.limits.CTAs {
 		b.patience = min(2*b.patience, maxPatience)
@@ -250,7 +253,8 @@ func (b *Budget) lower() {
 	b.limits.CTAs = max(1, b.limits.CTAs/2)
 }
 
-// raise allows one more thread block, unless that is the ceiling and patience has not passed.
+// raise allows one more thread block. If that is the ceiling, it does so only after patience
+// intervals.
 func (b *Budget) raise() {
 	if next := b.limits.CTAs + 1; next <= b.o.MaxCTAs && (next != b.ceiling || b.belowCount >= b.patience) {
 		b.limits.CTAs = next

@@ -14,10 +14,10 @@ import (
 const DefaultPatience = kept.DefaultPatience
 
 // Cache stores profiles in a directory, one file per key. The zero value uses kvlane/profiles in
-// the user's cache directory. Safe for concurrent use, also by several processes.
+// the user's cache directory. It is safe for concurrent use, also by several processes.
 type Cache struct {
 	Dir string
-	// Patience bounds the wait for another process that is measuring and may be stuck. Zero:
+	// Patience bounds the wait for another process that is measuring, which may hang. Zero:
 	// DefaultPatience.
 	Patience time.Duration
 }
@@ -28,7 +28,7 @@ func (c Cache) dir() kept.Dir { return kept.Dir{Path: c.Dir, Patience: c.Patienc
 func (c Cache) File(k Key) (string, error) { return c.dir().File(k.hash()) }
 
 // Load returns the profile of k. The error wraps ErrNotFound if there is none, ErrCorrupt if the
-// file is damaged, and ErrMismatch if it has another key or version.
+// file is damaged, and ErrMismatch if the file has another key or version.
 func (c Cache) Load(k Key) (Profile, error) {
 	name, err := c.File(k)
 	if err != nil {
@@ -48,8 +48,8 @@ func (c Cache) Load(k Key) (Profile, error) {
 	return p, nil
 }
 
-// Store writes p and replaces the stored profile of its key. Readers see the old file or the new
-// one.
+// Store writes p and replaces the stored profile of its key. Concurrent readers see the old or the
+// new file.
 func (c Cache) Store(p Profile) error {
 	b, err := json.MarshalIndent(p, "", " ")
 	if err == nil {
@@ -62,15 +62,15 @@ func (c Cache) Store(p Profile) error {
 }
 
 // LoadOrMake returns the profile of k, and whether it was loaded. If it cannot be loaded, because
-// it is missing, damaged or of another version, LoadOrMake calls make. One process of this host
-// makes a profile at a time, for any key, because concurrent measurements would disturb each other.
-// A process that waited loads the profile of the other one. The made profile is stored if make
-// returns store. The error wraps ErrBusy if the wait exceeds Patience.
+// it is missing, damaged or of another version, LoadOrMake calls make. Only one process of this
+// host makes a profile at a time, for any key, because concurrent measurements would disturb each
+// other. A process that has waited loads the profile that the other process has stored. The new
+// profile is stored if make returns store. The error wraps ErrBusy if the wait exceeds Patience.
 func (c Cache) LoadOrMake(ctx context.Context, k Key, make func(context.Context) (p Profile, store bool, err error)) (p Profile, loaded bool, err error) {
 	return kept.LoadOrMake(ctx, c.dir(), func() (Profile, error) { return c.Load(k) }, func() (Profile, error) { return c.make(ctx, make) })
 }
 
-// Make makes and stores a profile as LoadOrMake does, even if one is stored.
+// Make makes and stores a profile like LoadOrMake, even if one is already stored.
 func (c Cache) Make(ctx context.Context, make func(context.Context) (p Profile, store bool, err error)) (p Profile, err error) {
 	err = c.dir().Locked(ctx, func() (err error) {
 		p, err = c.make(ctx, make)

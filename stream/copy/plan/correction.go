@@ -14,8 +14,8 @@ type batchClass struct {
 	size    uint8
 }
 
-// Batches of up to smallBytes are bound by their start, batches of more than mediumBytes by a
-// path's rate. Batches in between are a class of their own.
+// The start-up time dominates batches of up to smallBytes, and the path's rate batches of more than
+// mediumBytes. Batches in between form a third class.
 const (
 	smallBytes  = 256 << 10
 	mediumBytes = 4 << 20
@@ -45,26 +45,25 @@ func (all *corrections) of(c batchClass) *[stream.PathCount]correction {
 	return &all[c.dir][opposed][c.size]
 }
 
-// correction is a decayed average of log(actual time / profiled time). The zero value corrects
-// nothing.
+// correction is a decayed average of log(actual time / profiled time). The zero value has no
+// effect.
 type correction struct {
 	average float64
 	factor  float64       // exp(average)
-	off     float64       // difference of the last observation from the average before it
-	seen    time.Duration // time of the last observation, as learned.now
+	off     float64       // difference between the last observation and the previous average
+	seen    time.Duration // time of the last observation, by learned.now
 	n       int           // observations since the average last faded
 }
 
 const (
-	// gain is the weight of an observation. The first ones weigh more.
+	// gain is the weight of an observation. The first observations have more weight.
 	gain = 0.0625
 	// maxAverage bounds the average.
 	maxAverage = 10 * math.Ln2
 )
 
-// add adds an observation. It counts up to the value that the observation before it supports:
-// otherwise one slow batch could move all batches to another path, and the average would not
-// recover.
+// add adds an observation. It counts only as far as the previous observation confirms it. Otherwise
+// one slow batch could move all batches to another path, and the average would not recover.
 func (m *correction) add(observed float64, now, half time.Duration) {
 	if !m.fresh(now, half) {
 		m.average, _ = m.faded(now, half)
@@ -78,7 +77,7 @@ func (m *correction) add(observed float64, now, half time.Duration) {
 	m.factor, m.seen = math.Exp(m.average), now
 }
 
-// common returns the value nearer to zero, or zero if the signs differ.
+// common returns the value that is closer to zero, or zero if the signs differ.
 func common(a, b float64) float64 {
 	if a > 0 {
 		return max(min(a, b), 0)
@@ -86,11 +85,11 @@ func common(a, b float64) float64 {
 	return min(max(a, b), 0)
 }
 
-// fresh reports whether the last observation is no older than half.
+// fresh reports whether the last observation is at most half old.
 func (m *correction) fresh(now, half time.Duration) bool { return m.n > 0 && now-m.seen <= half }
 
-// faded returns the average and its exponential. The average halves with each half beyond the first
-// since the last observation.
+// faded returns the average and its exponential. After a time of half since the last observation,
+// the average halves with each further half.
 func (m *correction) faded(now, half time.Duration) (average, factor float64) {
 	switch {
 	case m.n == 0:

@@ -9,11 +9,11 @@ import (
 // DefaultSource is the Source of Default's profile.
 const DefaultSource = "default: H100 PCIe 5 x16, not measured on this machine"
 
-// Default returns the profile that is used if none was measured on the machine. Its figures are
-// those of an H100 over PCIe 5 x16 (docs/benchmarks.md). Between devices, kernels have the figures
-// of two H200s over NVLink, and copy engines those of two H100s. Copies within a device were not
-// measured: they have the figures of single copies between two H200s, a lower bound. The rate of
-// sums is that of one core of these machines. The profile is good enough to choose between a copy
+// Default returns the profile that is used if the machine was not measured. Its values are those of
+// an H100 over PCIe 5 x16 (docs/benchmarks.md). Between devices, the values for kernels are those
+// of two H200s over NVLink, and those for copy engines are of two H100s. Copies within a device
+// were not measured: they have the values of single copies between two H200s, a lower bound. The
+// rate of sums is that of one core of these machines. The profile suffices to choose between a copy
 // engine and a kernel. It cannot predict how many thread blocks a machine needs.
 func Default() Profile {
 	p := Profile{Source: DefaultSource, SumGBps: 12, Sizes: slices.Clone(defaultSizes), Counts: slices.Clone(defaultCounts)}
@@ -31,22 +31,22 @@ var (
 )
 
 // defaultPath holds the measurements of a path in one direction. start is the start-up time of a
-// batch and lead the part of it that an earlier batch hides, in nanoseconds. rate is the rate of
+// batch and lead the part of it that overlaps an earlier batch, in nanoseconds. rate is the rate of
 // long batches at defaultSizes, in GB/s.
 type defaultPath struct {
 	path        stream.Path
 	ctas        int
 	dir         Direction
 	start, lead float64
-	// serial is the rate of a single copy, in GB/s, if further copies run at the same time as the
-	// first. Zero: copies run one after another.
+	// serial is the rate of a single copy, in GB/s, if copies of a batch run concurrently. Zero:
+	// copies run one after another.
 	serial float64
 	rate   [13]float64
 }
 
 // defaults holds the measurements. Kernels use 16-byte loads and 512 threads per block. Staged
-// copies have batches of 64 MiB. Figures of peers are the slower of pulls and pushes, with pages
-// for kernels and with calls of 256 copies for copy engines. Copies of 256 B to 2 KiB by copy
+// copies have batches of 64 MiB. The values for peers are the slower of reads and writes, with
+// pages for kernels and with calls of 256 copies for copy engines. Copies of 256 B to 2 KiB by copy
 // engine are derived from the cost at 4 KiB; between peers, those of 8 KiB are too.
 var defaults = []defaultPath{
 	{stream.PathCopyEngine, 0, D2D, 7000, 5000, 0, [13]float64{0.103, 0.206, 0.4125, 0.825, 1.65, 3.2, 6.3, 12.5, 24.6, 80, 206, 340, 385}},
@@ -83,8 +83,8 @@ const (
 	describeNanos = 18
 )
 
-// defaultDuplex is the additional time of each byte, in nanoseconds, while as many bytes go the
-// opposite way.
+// defaultDuplex is the additional time of each byte, in nanoseconds, while as many bytes are copied
+// in the opposite direction.
 var defaultDuplex = map[stream.Path]float64{
 	stream.PathCopyEngine: 0.003, stream.PathStaged: 0.003,
 	stream.PathKernel: 0.014,

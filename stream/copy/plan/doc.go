@@ -1,18 +1,18 @@
-// Package plan predicts how long a batch takes on each path of a copy stream, and chooses a path.
-// It accesses no device and starts no goroutine. Package stream/copy asks it for choices, and
-// package stream/copy/calibrate measures for it.
+// Package plan predicts the duration of a batch on each path of a copy stream, and chooses a path.
+// It accesses no device and starts no goroutine. Package stream/copy uses it to choose, and package
+// stream/copy/calibrate supplies measurements.
 //
 // # Model
 //
 // A Profile has one Model for each path, number of thread blocks, direction and host side. A model
 // is a table of measured times by size and count, interpolated linearly. It is exact for a cost of
-// each copy and of each byte. It also follows a kernel whose first copies are free, and a driver
-// that changes engines at some size. Beyond the longest measured batch, each copy costs as much as
-// the last ones.
+// each copy and of each byte. It also represents a kernel whose first copies add no time, and a
+// driver that changes engines at some size. Beyond the longest measured batch, each copy costs as
+// much as the last ones.
 //
-// Model.Lead of a batch's time passes while batches before it copy. The rest is its marginal cost.
-// A path in Request.Alone starts only after they end and hides nothing. While the opposite
-// direction is busy, or was during the last batch, each byte takes Model.Duplex longer.
+// The part Model.Lead of a batch's time overlaps earlier batches. The rest is its marginal cost. A
+// path in Request.Alone starts only after they end, without overlap. While the opposite direction
+// is busy, or was during the last batch, each byte takes Model.Duplex longer.
 //
 // Copy engines and NICs copy each run of adjacent extents at once, so their count is Request.Runs.
 // Kernels copy pieces. Staged copies gather pieces and copy each run of the host side by copy
@@ -20,10 +20,10 @@
 //
 // # Choosing
 //
-// The planner predicts the cost of every candidate and takes the lowest. Within Options.Margin it
-// takes the fewest thread blocks. The cost is time x (1 + weight x interference). Interference is
-// the share of its rate that concurrent work loses, and the Policy has the weight: 0 for throughput
-// and latency.
+// The planner predicts the cost of every candidate and selects the lowest. Among candidates within
+// Options.Margin it selects the one with the fewest thread blocks. The cost is time x (1 + weight x
+// interference). Interference is the share of its rate that concurrent work loses, and the Policy
+// determines the weight: 0 for throughput and latency.
 //
 // # Learning
 //

@@ -8,8 +8,8 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 )
 
-// Point is one measured batch: Count copies of Size bytes took Nanos alone. Each further batch of
-// the same kind submitted behind it added Marginal nanoseconds; zero if that was not measured.
+// Point is a measured batch: Count copies of Size bytes took Nanos alone. Each further batch of the
+// same kind that was submitted with it added Marginal nanoseconds; zero if that was not measured.
 // Spread is the spread of the repetitions, relative to Nanos.
 type Point struct {
 	Count    int
@@ -19,14 +19,14 @@ type Point struct {
 	Spread   float64
 }
 
-// atMostFaster bounds how much faster further copies can be than one large copy, whose time
+// atMostFaster bounds the rate of further copies relative to that of one large copy, whose time
 // includes its start.
 const atMostFaster = 1.05
 
 // Fit sets Times, Lead, Spread and Points of m from measurements at the sizes and counts of p.
-// Times that fall as the count grows are noise and become their mean. Missing times are
-// interpolated between the nearest measured ones, or extrapolated from them. Fit returns an error
-// if there are no points, or if a point is invalid or not at a size and count of p.
+// Times that fall as the count grows are noise, and are replaced by their mean. Missing times are
+// interpolated between the nearest measured ones, or extrapolated. Fit returns an error if there
+// are no points, or if a point is invalid or not at a size and count of p.
 func (m *Model) Fit(p *Profile, points []Point) error {
 	width := len(p.Counts)
 	m.Times = make([]float64, len(p.Sizes)*width)
@@ -53,8 +53,8 @@ func (m *Model) Fit(p *Profile, points []Point) error {
 	return nil
 }
 
-// fillRow makes the times of one size rise and fills those that are zero. Beyond the longest
-// measured batch, each further copy takes at least least. A row without measurements stays
+// fillRow makes the times of one size non-decreasing and fills those that are zero. Beyond the
+// longest measured batch, each further copy takes at least least. A row without measurements stays
 // unchanged.
 func fillRow(counts []int64, row []float64, least float64) {
 	var at []int
@@ -74,7 +74,7 @@ func fillRow(counts []int64, row []float64, least float64) {
 		switch {
 		case row[k] > 0 && k != last:
 		case k < first:
-			// The start may dominate a batch with fewer copies than were measured.
+			// The start-up time may dominate batches with fewer copies than were measured.
 			row[k] = row[first]
 		case k < last:
 			i, _ := slices.BinarySearch(at, k)
@@ -98,7 +98,7 @@ func fillRow(counts []int64, row []float64, least float64) {
 }
 
 // growth returns the time of each copy beyond the longest measured batch. It is the growth between
-// the two longest batches, or the mean time of a copy if there is none.
+// the two longest batches, or the mean time of a copy if there is no growth.
 func growth(counts []int64, row []float64, at []int) float64 {
 	last, before := at[len(at)-1], at[max(0, len(at)-2)]
 	if row[last] == row[before] {
@@ -107,8 +107,8 @@ func growth(counts []int64, row []float64, at []int) float64 {
 	return (row[last] - row[before]) / float64(counts[last]-counts[before])
 }
 
-// flatten makes the entries at the given indices rise: each falling run becomes its mean. The
-// result is the nearest rising sequence by least squares.
+// flatten makes the entries at the given indices non-decreasing: each falling run is replaced by
+// its mean. The result is the nearest non-decreasing sequence by least squares.
 func flatten(row []float64, at []int) {
 	type level struct {
 		sum float64
@@ -135,7 +135,7 @@ func flatten(row []float64, at []int) {
 }
 
 // fillSizes fills the rows of sizes without measurements. It interpolates between measured sizes.
-// Smaller sizes get the times of the smallest measured one. Larger copies count as several copies
+// Smaller sizes get the times of the smallest measured size. Larger copies count as several copies
 // of the largest measured size.
 func (m *Model) fillSizes(p *Profile) {
 	width := len(p.Counts)
@@ -171,8 +171,8 @@ func (m *Model) fillSizes(p *Profile) {
 	}
 }
 
-// medianOf returns the median of the values that of returns with ok set, except NaN. It returns
-// zero if there are none.
+// medianOf returns the median of the values for which of sets ok, except NaN. It returns zero if
+// there are none.
 func medianOf(points []Point, of func(*Point) (v float64, ok bool)) float64 {
 	var all []float64
 	for i := range points {

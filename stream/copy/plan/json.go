@@ -16,7 +16,8 @@ import (
 const (
 	formatName    = "kvlane-profile"
 	formatVersion = 6
-	// maxEncoded bounds the size of an encoded profile. A usual profile has about 100 KiB.
+	// maxEncoded bounds the size of an encoded profile in bytes. Usually a profile has about 100
+	// KiB.
 	maxEncoded = 4 << 20
 )
 
@@ -39,7 +40,7 @@ type modelDocument struct {
 	CTAs   int         `json:"ctas"`
 	Dir    string      `json:"direction"`
 	Side   string      `json:"host"`
-	Times  [][]float64 `json:"times_ns"` // by size, then by count
+	Times  [][]float64 `json:"times_ns"` // by size and count
 	Lead   float64     `json:"lead_ns"`
 	Duplex float64     `json:"duplex_ns_per_byte"`
 	Spread float64     `json:"spread"`
@@ -68,8 +69,8 @@ func (p Profile) MarshalJSON() ([]byte, error) {
 	return json.Marshal(d)
 }
 
-// UnmarshalJSON decodes and validates a profile. The error wraps ErrMismatch if the profile has
-// another version, and ErrCorrupt if b is otherwise not a valid profile. p is then unchanged.
+// UnmarshalJSON decodes and validates a profile. The error wraps ErrMismatch for another version,
+// and ErrCorrupt if b is otherwise not a valid profile. p is then unchanged.
 func (p *Profile) UnmarshalJSON(b []byte) error {
 	q, err := Decode(b)
 	if err == nil {
@@ -78,7 +79,7 @@ func (p *Profile) UnmarshalJSON(b []byte) error {
 	return err
 }
 
-// Decode decodes and validates a profile, as UnmarshalJSON does.
+// Decode decodes and validates a profile like UnmarshalJSON.
 func Decode(b []byte) (Profile, error) {
 	corrupt := func(err error) (Profile, error) {
 		return Profile{}, fmt.Errorf("decode profile: %w: %w", errdefs.ErrCorrupt, err)
@@ -148,7 +149,7 @@ func (d *document) profile() (Profile, error) {
 	return p, nil
 }
 
-// parse returns the value below limit with the given name.
+// parse returns the value below limit whose String is name.
 func parse[T interface {
 	~uint8
 	fmt.Stringer

@@ -6,18 +6,18 @@ import (
 	"fmt"
 )
 
-// Key identifies the hardware and software that a profile's figures depend on. A profile is never
-// used for another key.
+// Key identifies the hardware and software on which a profile depends. A profile is never used for
+// another key.
 type Key struct {
 	GPU       string `json:"gpu"`        // UUID
 	Driver    string `json:"driver"`     // version of the driver
-	PCI       string `json:"pci"`        // bus address; it determines the way from GPU to memory
+	PCI       string `json:"pci"`        // bus address, which determines the path from GPU to memory
 	LinkSpeed string `json:"link_speed"` // for example "32.0 GT/s"; empty if unknown
 	LinkWidth int    `json:"link_width"` // lanes; zero if unknown
 	NUMANode  int    `json:"numa_node"`  // of the GPU; -1 if unknown
 	Kernels   string `json:"kernels"`    // hash of the copy kernels
-	// NIC names the NICs in the profile and the properties that their figures depend on. Empty: no
-	// NIC.
+	// NIC names the NICs in the profile and the properties on which their measurements depend.
+	// Empty: no NIC.
 	NIC string `json:"nic,omitempty"`
 }
 
@@ -40,8 +40,8 @@ func (k Key) String() string {
 	return s
 }
 
-// hash names the key's file. It includes the format's version, so that two builds do not overwrite
-// each other's files.
+// hash returns the name of the key's file. It includes the version of the format, so that different
+// builds do not overwrite each other's files.
 func (k Key) hash() string {
 	all := fmt.Appendf(nil, "%d\x00%q\x00%q\x00%q\x00%q\x00%d\x00%d\x00%q",
 		formatVersion, k.GPU, k.Driver, k.PCI, k.LinkSpeed, k.LinkWidth, k.NUMANode, k.Kernels)

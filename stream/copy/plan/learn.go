@@ -10,8 +10,8 @@ import (
 	"github.com/kvlane/kvlane/stream"
 )
 
-// driftAfter and driftBy define when a profile is outdated: driftAfter is the least number of
-// recent observations of a path, and driftBy the least difference between paths, as a logarithm.
+// driftAfter and driftBy define when a profile is outdated: driftAfter is the minimum number of
+// recent observations of a path, and driftBy the minimum difference between paths, as a logarithm.
 const driftAfter = 32
 
 var driftBy = math.Log(1.25)
@@ -39,11 +39,11 @@ type history struct {
 type PathStats struct {
 	Path stream.Path
 	Dir  Direction
-	// Choices counts the choices of the path, and Observed those with a known outcome. Predicted
+	// Choices counts the choices of the path, and Observed those with a known duration. Predicted
 	// and Actual are sums over the latter.
 	Choices, Observed int64
 	Predicted, Actual time.Duration
-	// Scale is the recent ratio of actual to profiled time. It returns to 1 without observations.
+	// Scale is the recent ratio of actual to profiled time. Without observations it returns to 1.
 	Scale float64
 }
 
@@ -58,7 +58,7 @@ func (l *learned) class(r *Request, now time.Duration) batchClass {
 	return classOf(r, l.opposed(r.Dir, now))
 }
 
-// scales holds the factors of predictions by path.
+// scales holds the correction factors of predictions by path.
 type scales [stream.PathCount]float64
 
 // scales sets s to the corrections of the paths in can for batches of class c, and to 1 for other
@@ -73,7 +73,7 @@ func (l *learned) scales(c batchClass, can Paths, now time.Duration, s *scales) 
 }
 
 // Observe corrects later predictions by the duration of a completed batch. actual starts at the
-// start of the batch or at the end of the batch before it, whichever is later. Do not pass batches
+// start of the batch or at the end of the previous batch, whichever is later. Do not pass batches
 // that failed or were canceled.
 func (p *Planner) Observe(c Choice, r Request, actual time.Duration) {
 	if actual <= 0 || c.Predicted <= 0 || c.scale <= 0 || c.Path >= stream.PathCount || r.Dir >= directions {
@@ -98,7 +98,8 @@ func (p *Planner) Observe(c Choice, r Request, actual time.Duration) {
 	l.corrections.of(c.class)[c.Path].add(observed, now, l.half)
 }
 
-// Drift is a path whose times differ from the profile by Factor while those of other paths do not.
+// Drift describes a path whose times differ from the profile by Factor while those of other paths
+// do not.
 type Drift struct {
 	Path   stream.Path
 	Dir    Direction
@@ -106,8 +107,8 @@ type Drift struct {
 }
 
 // Drifted reports whether the profile should be measured again: a path is faster than measured, or
-// two paths with enough recent observations have drifted apart. If all paths are slower by the same
-// factor, another tenant uses the link and the profile stays valid.
+// the ratio of two paths with enough recent observations has changed. If all paths are slower by
+// the same factor, another tenant uses the link and the profile stays valid.
 func (p *Planner) Drifted() (Drift, bool) {
 	l := &p.learned
 	now := l.now()

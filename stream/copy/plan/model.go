@@ -11,18 +11,18 @@ import (
 // measured times.
 type Model struct {
 	Path stream.Path
-	CTAs int // thread blocks; zero for a path without
+	CTAs int // thread blocks; zero for a path without them
 	Dir  Direction
 	Side Side
 
-	// Times holds the times of single batches, in nanoseconds. Entry i*len(Counts)+k is that of
-	// Profile.Counts[k] copies of Profile.Sizes[i] bytes. Times do not fall as the count grows.
+	// Times holds the times of single batches, in nanoseconds. Entry i*len(Counts)+k is the time of
+	// Profile.Counts[k] copies of Profile.Sizes[i] bytes. Times do not decrease as the count grows.
 	Times []float64
 	// Lead is the share of a batch's time that overlaps the previous batch, in
 	// nanoseconds. For a short batch it is at most mostLead of its time.
 	Lead float64
-	// Duplex is the additional time of each byte while as many go the opposite way by the same
-	// path, in nanoseconds.
+	// Duplex is the additional time of each byte, in nanoseconds, while as many bytes are copied in
+	// the opposite direction by the same path.
 	Duplex float64
 	// Spread is the typical spread of repeated measurements, relative to their median: 0.1 is 10%.
 	Spread float64
@@ -31,14 +31,14 @@ type Model struct {
 	Points int
 }
 
-// place is the position of a value among the ascending steps of a profile: frac of the way from
-// step i to step i+1. Beyond the last step frac exceeds 1.
+// place is the position of a value among the ascending steps of a profile: between steps i and i+1,
+// at fraction frac. Beyond the last step frac exceeds 1.
 type place struct {
 	i    int
 	frac float64
 }
 
-// locate returns the place of v. Values below the first step are at the first step.
+// locate returns the place of v. Values below the first step are placed at the first step.
 func locate(steps []int64, v float64) place {
 	last := len(steps) - 1
 	if v <= float64(steps[0]) {
@@ -66,7 +66,7 @@ func (p *Profile) locate(n, size float64) spot {
 
 // time returns the predicted time of a batch at s without other traffic, interpolated linearly
 // between measured times. Costs per copy and per byte are linear. Other costs, such as the
-// concurrent start of many warps, lie slightly below the lines.
+// concurrent start of many warps, are slightly below the interpolation.
 func (m *Model) time(s spot) float64 {
 	at := s.size.i*s.width + s.count.i
 	t := between(m.Times[at:], s.count.frac)
@@ -83,19 +83,19 @@ func (m *Model) row(i, counts int) []float64 { return m.Times[i*counts : (i+1)*c
 
 // The host's runs count as rows if a row has at least leastRows runs on average. Each run then
 // takes a copy engine at least rowNanos, however short it is (H100: 8 KiB at 41 to 44 GB/s). The
-// additional time next to a model is learned.
+// additional time during concurrent computation is learned.
 const (
 	leastRows = 16
 	rowNanos  = 190
 )
 
-// load is a request in the form that models need.
+// load is a request in the form that models use.
 type load struct {
 	pieces, runs, host spot
-	rows               float64 // least time of the rows; zero if the host side has none
-	// Scatter of the host side: 0 is contiguous, 1 is one run per copy.
+	rows               float64 // minimum time of the rows; zero if the host side has no rows
+	// scatter of the host side: 0 is contiguous, 1 is one run per copy
 	piecesScattered, runsScattered float64
-	opposed                        float64 // bytes that meet as many in the opposite direction
+	opposed                        float64 // bytes that are copied while as many are copied in the opposite direction
 }
 
 func (p *Profile) load(r *Request, duplex bool, l *load) {
@@ -124,7 +124,8 @@ func (p *Profile) load(r *Request, duplex bool, l *load) {
 	}
 }
 
-// scattered returns the share of n copies that start a new run on the host side, without the first.
+// scattered returns the share of n copies, without the first, that start a new run on the host
+// side.
 func scattered(hostRuns, n int) float64 {
 	if hostRuns <= 1 || n <= 1 {
 		return 0
@@ -132,7 +133,7 @@ func scattered(hostRuns, n int) float64 {
 	return min(1, float64(hostRuns-1)/float64(n-1))
 }
 
-// perRun reports whether the path copies runs of adjacent extents, rather than pieces.
+// perRun reports whether the path copies runs of adjacent extents instead of pieces.
 func perRun(p stream.Path) bool {
 	switch p {
 	case stream.PathCopyEngine, stream.PathNIC, stream.PathNICSoft:
@@ -143,10 +144,11 @@ func perRun(p stream.Path) bool {
 }
 
 // stagedIdle is the number of thread blocks of staged copies that count as one. They are busy for
-// one stagedIdle-th of the time, since device memory is that much faster than the bus.
+// one stagedIdle-th of the time, because device memory is that much faster than the bus.
 const stagedIdle = 32
 
-// footprint returns the use of the device by a path, in thread blocks that are always busy.
+// footprint returns the device use of a path, as the number of thread blocks that would be always
+// busy.
 func footprint(p stream.Path, ctas int) int {
 	if p == stream.PathStaged {
 		return (ctas + stagedIdle - 1) / stagedIdle
@@ -154,11 +156,11 @@ func footprint(p stream.Path, ctas int) int {
 	return ctas
 }
 
-// mostLead bounds the share of a short batch's time that can pass while the batch before it copies.
+// mostLead bounds the share of a short batch's time that can overlap the previous batch.
 const mostLead = 0.75
 
 // candidate is a path with a number of thread blocks and its models by side. If only one side was
-// measured, both have the same model.
+// measured, its model is used for both.
 type candidate struct {
 	path         stream.Path
 	ctas         int
@@ -167,19 +169,19 @@ type candidate struct {
 	perRun       bool
 	widest       bool // no other candidate of the path has more thread blocks
 	model        [sides]*Model
-	// engine is the copy engine's model for the host side of a staged copy; nil for other paths.
+	// engine is the copy engine's model, for the host side of a staged copy; nil for other paths.
 	engine *Model
 }
 
 // time returns the time of l without other traffic, the additional time due to opposite traffic,
-// and the lead. Corrections are not applied.
+// and the lead. It does not apply corrections.
 func (c *candidate) time(l *load) (alone, opposite, lead float64) {
 	at, mix := l.pieces, l.piecesScattered
 	if c.perRun {
 		at, mix = l.runs, l.runsScattered
 	}
 	if c.engine != nil && c.model[Scattered] == c.model[Contiguous] {
-		// Gathering overlaps with copying the host's runs by copy engine. The slower of the two
+		// Gathering overlaps with copying the host's runs by copy engine, so the slower of the two
 		// counts.
 		m := c.model[Contiguous]
 		alone, lead = max(m.time(at), c.engine.time(l.host), l.rows), m.Lead
@@ -197,8 +199,8 @@ func (c *candidate) time(l *load) (alone, opposite, lead float64) {
 	return alone, l.opposed * m.Duplex, min(lead, mostLead*alone)
 }
 
-// rising reports whether times, by count, never fall and grow at the end. Without growth, any
-// number of further copies would take no time.
+// rising reports whether times, by count, never decrease and grow at the end. Without growth,
+// further copies would take no time.
 func rising(row []float64) bool {
 	n := len(row)
 	return slices.IsSorted(row) && row[n-1] > row[n-2]

@@ -13,7 +13,7 @@ import (
 	"github.com/kvlane/kvlane/stream"
 )
 
-// Defaults of Options.
+// The defaults of Options.
 const (
 	DefaultMargin   = 0.02
 	DefaultHalfLife = 10 * time.Second
@@ -22,22 +22,22 @@ const (
 // Options configures a planner. The zero value selects the defaults.
 type Options struct {
 	Policy Policy
-	// Margin is the fraction by which a path may be slower than the fastest and still be chosen for
-	// its fewer thread blocks. Zero: DefaultMargin; negative: none.
+	// Margin is the fraction by which a path may be slower than the fastest and still be chosen
+	// because it has fewer thread blocks. Zero: DefaultMargin; negative: none.
 	Margin float64
-	// HalfLife is how long an observation has its full weight. The weight then halves with each
-	// further HalfLife. Zero: DefaultHalfLife.
+	// HalfLife is the time for which an observation has its full weight. After that the weight
+	// halves with each further HalfLife. Zero: DefaultHalfLife.
 	HalfLife time.Duration
-	// Without holds paths that are not chosen for a batch that another path can take. It serves to
+	// Without holds paths that are not chosen if another path can copy the batch. It serves to
 	// measure the gain of these paths.
 	Without Paths
 	// Budget, if not nil, bounds thread blocks and chunks under policies that weigh interference.
 	Budget *Budget
-	// Clock measures the age of observations. Default: the real clock.
+	// Clock measures the age of observations. Default: the system clock.
 	Clock clockwork.Clock
 }
 
-// Validate reports every field that is out of range.
+// Validate returns an error for every field that is out of range.
 func (o Options) Validate() error {
 	errs := []error{o.Policy.Validate()}
 	if !(o.Margin < 1) {
@@ -103,7 +103,7 @@ func (p *Planner) Profile() *Profile { return p.profile }
 func (p *Planner) Policy() Policy { return p.policy }
 
 // Predict returns the predicted time of r by path with ctas thread blocks, from its start or from
-// the end of the work ahead of it. ok is false if that was not measured.
+// the end of the work ahead of it. ok is false if there are no measurements.
 func (p *Planner) Predict(r Request, path stream.Path, ctas int) (_ time.Duration, ok bool) {
 	if r.Dir >= directions {
 		return 0, false
@@ -127,7 +127,7 @@ func (p *Planner) Predict(r Request, path stream.Path, ctas int) (_ time.Duratio
 	return 0, false
 }
 
-// aheadOf returns how long the work ahead of r continues once r has started by path.
+// aheadOf returns the time for which the work ahead of r continues after r has started by path.
 func (r *Request) aheadOf(path stream.Path) time.Duration {
 	if r.Alone.Has(path) {
 		return 0
@@ -135,7 +135,7 @@ func (r *Request) aheadOf(path stream.Path) time.Duration {
 	return r.Ahead
 }
 
-// behind returns the part of a batch's time that remains when the work ahead of it ends.
+// behind returns the part of a batch's time that remains after the work ahead of it ends.
 func behind(alone, lead float64, ahead time.Duration) float64 {
 	return alone - min(lead, float64(ahead))
 }
@@ -146,21 +146,21 @@ func duration(ns float64) time.Duration { return time.Duration(min(ns, maxNanos)
 // bounds are the limits of a choice, from policy and budget.
 type bounds struct {
 	goal   Goal
-	weight float64 // of interference
+	weight float64 // weight of interference
 	ctas   int
 	chunk  int64
-	// rate bounds background copies, in bytes per nanosecond; zero: no bound.
+	// rate bounds background copies, in bytes per nanosecond. Zero means no bound.
 	rate float64
-	// ease is the rate that suffices while copies go the opposite way: thread blocks beyond it
-	// cause interference. Zero: no bound.
+	// ease is the rate that suffices while data are copied in the opposite direction: more thread
+	// blocks cause interference. Zero means no bound.
 	ease float64
 }
 
-// easeShare is the share of the link's rate, by direction, that suffices while copies go the
-// opposite way. Requests that wait in the GPU for a full link delay the opposite direction, writes
-// to the host more than reads. On an H100, 4 KiB blocks scattered on both sides reach 55 to 69 GB/s
-// in total with 16 thread blocks each way. With 4 and 1, which reach 48.6 and 38.4 alone, they
-// reach 83.
+// easeShare is the share of the link's rate, by direction, that suffices while data are copied in
+// the opposite direction. Requests that wait in the GPU for a full link delay the opposite
+// direction, writes to the host more than reads. On an H100, 4 KiB blocks scattered on both sides
+// reach 55 to 69 GB/s in total with 16 thread blocks each way. With 4 and 1, which reach 48.6 and
+// 38.4 alone, they reach 83.
 var easeShare = [directions]float64{H2D: 0.75, D2H: 0.65}
 
 func (p *Planner) bounds(r *Request, opposed bool) bounds {
@@ -185,17 +185,17 @@ func (p *Planner) bounds(r *Request, opposed bool) bounds {
 	return b
 }
 
-// costed is a candidate of a choice: its index in the table and its footprint, the compared cost,
-// the interference included in that cost, and the predicted time.
+// costed is a candidate of a choice: its index in the table and its footprint, its cost, the
+// interference included in the cost, and the predicted time.
 type costed struct {
 	at, taken                   int32
 	cost, interference, predict float64
-	// lone is the time without opposite traffic, for paths with thread blocks without correction.
+	// lone is the time without opposite traffic. For paths with thread blocks it is not corrected.
 	lone float64
 }
 
-// Choose returns the choice for r among the paths in can. It does not allocate. A request of no
-// bytes gets PathNone.
+// Choose returns the choice for r among the paths in can. It does not allocate. For a request of no
+// bytes it returns PathNone.
 func (p *Planner) Choose(r Request, can Paths) Choice {
 	if r.Bytes <= 0 || can == 0 || r.Dir >= directions {
 		return Choice{Reason: ReasonNothing}
@@ -221,7 +221,7 @@ func (p *Planner) Choose(r Request, can Paths) Choice {
 	l.scales(class, can, now, &s)
 	list, fewest := p.cost(buf[:0], &r, &at, can, &b, &s)
 	if len(list) == 0 {
-		// No path was measured. Any path is better than none.
+		// No path was measured, so use any path.
 		choice.Path, choice.Reason = stream.Path(bits.TrailingZeros32(uint32(can))), ReasonUnmeasured
 		l.count(r.Dir, &choice)
 		return choice
@@ -249,9 +249,9 @@ func (l *learned) count(d Direction, c *Choice) {
 	l.paths[d][c.Path].stats.Choices++
 }
 
-// cost appends every candidate that can take r within the bounds. If the bound on thread blocks
-// excludes all of them, it appends those with the fewest and sets fewest, so that every batch
-// moves.
+// cost appends every candidate that can copy r within the bounds. If the bound on thread blocks
+// excludes all of them, it appends those with the fewest and sets fewest, so that every batch can
+// be copied.
 func (p *Planner) cost(list []costed, r *Request, at *load, can Paths, b *bounds, s *scales) (_ []costed, fewest bool) {
 	table := p.table[r.Dir]
 	limit := b.ctas
@@ -261,7 +261,7 @@ func (p *Planner) cost(list []costed, r *Request, at *load, can Paths, b *bounds
 			continue
 		}
 		if c.taken > limit {
-			// The table ascends by footprint.
+			// The table is sorted by footprint.
 			if len(list) > 0 {
 				break
 			}
@@ -270,7 +270,7 @@ func (p *Planner) cost(list []costed, r *Request, at *load, can Paths, b *bounds
 		lone, opposite, lead := c.time(at)
 		scale := s[c.path]
 		alone, lead, works := (lone+opposite)*scale, lead*scale, lone*scale
-		// The correction of a path with thread blocks may stem from another number of them.
+		// The correction of a path with thread blocks may come from a different number of them.
 		if c.taken == 0 {
 			lone *= scale
 		}
@@ -279,16 +279,16 @@ func (p *Planner) cost(list []costed, r *Request, at *load, can Paths, b *bounds
 		case b.goal == Latency:
 			x.cost = alone
 		case b.goal == Background && c.taken > 0:
-			// The correction includes waits for multiprocessors that other work holds. Background
-			// copies must not choose a path because it waits less.
+			// The correction includes waits for multiprocessors that other work occupies.
+			// Background copies must not prefer a path because it waits less.
 			x.cost, works = x.predict/scale, works/scale
 		default:
 			x.cost = x.predict
 		}
 		x.interference = b.weight * c.weightedCost(works, r.aheadOf(c.path))
-		// A path that is faster than the pace has no advantage.
+		// Being faster than the pace is no advantage.
 		x.cost = max(x.cost, float64(b.pace(r.Bytes))) + x.interference
-		// In the background, the time of a CPU that computes sums does not matter.
+		// In the background, the time in which a CPU computes sums does not matter.
 		if r.Unsummed.Has(c.path) && p.profile.SumGBps > 0 && b.goal != Background {
 			x.cost += float64(r.Bytes) / p.profile.SumGBps
 		}
@@ -311,8 +311,8 @@ func (p *Planner) pick(list []costed, r *Request, b *bounds) (*costed, string) {
 	}
 	if b.ease > 0 {
 		enough := float64(r.Bytes) / b.ease
-		// One thread block does not delay the opposite direction. A path without any is therefore
-		// no better than a staged one, which is faster.
+		// A single thread block does not delay the opposite direction. Therefore a path without
+		// thread blocks is no better than a staged one, which is faster.
 		if x := leanestOf(list, 1, func(x *costed) bool { return x.lone <= enough }); x != nil {
 			return x, ReasonOpposed
 		}
@@ -329,7 +329,7 @@ func (p *Planner) pick(list []costed, r *Request, b *bounds) (*costed, string) {
 }
 
 // leanestOf returns the candidate with the fewest thread blocks among those that ok accepts, and
-// the cheapest of these. Numbers up to few count as equal. It returns nil if there is none.
+// the cheapest of several. Numbers up to few count as equal. It returns nil if ok accepts none.
 func leanestOf(list []costed, few int32, ok func(*costed) bool) *costed {
 	var least *costed
 	for i := range list {

@@ -12,8 +12,8 @@ import (
 	"github.com/kvlane/kvlane/stream"
 )
 
-// Bounds of a profile. They are far beyond the results of a calibration: a file that exceeds them
-// is damaged.
+// The bounds of a profile. They are far above the results of a calibration; a file that exceeds
+// them is damaged.
 const (
 	maxSteps  = 64
 	maxModels = 1024
@@ -23,11 +23,12 @@ const (
 	maxCTAs       = 1 << 16
 )
 
-// Profile holds the measurements of a machine's paths. It must not change once a Planner uses it.
+// Profile holds the measurements of a machine's paths. It must not change after it was passed to a
+// Planner.
 type Profile struct {
 	Key Key
-	// Source describes the origin of the figures for people: "measured", or the machine of a
-	// default.
+	// Source describes the origin of the measurements for users: "measured", or the machine of a
+	// default profile.
 	Source string
 	Made   time.Time
 	// GBps is the rate of one large copy by copy engine, by Direction, in 1e9 bytes per second;
@@ -36,13 +37,13 @@ type Profile struct {
 	// SumGBps is the rate at which one CPU computes mem.Paged.Sums from memory, in 1e9 bytes per
 	// second; zero if unknown.
 	SumGBps float64
-	// Sizes and Counts are the sizes of a copy and the numbers of copies at which models have
-	// times. Both ascend.
+	// Sizes and Counts are the sizes of a copy and the numbers of copies for which models have
+	// times. Both are ascending.
 	Sizes, Counts []int64
 	Models        []Model
 }
 
-// Validate reports every problem that makes the profile useless. The error wraps ErrInvalid.
+// Validate returns every problem that makes the profile unusable. The error wraps ErrInvalid.
 func (p *Profile) Validate() error {
 	var errs []error
 	bad := func(format string, args ...any) {
@@ -144,9 +145,9 @@ func (m *Model) validate(sizes, counts int) error {
 // inRange reports whether 0 <= v <= limit. It returns false for NaN.
 func inRange(v, limit float64) bool { return v >= 0 && v <= limit }
 
-// Fill adds the models of from for every direction in which p has none, at p's sizes and counts.
-// They were not measured, but are better than no models. The rates of a large copy are added with
-// them, and the rate of sums if p has none.
+// Fill adds models of from, converted to p's sizes and counts, for every direction in which p has
+// none. These were not measured, but are better than no models. Fill also adds the rates of a large
+// copy in these directions, and the rate of sums if p has none.
 func (p *Profile) Fill(from Profile) {
 	if p.SumGBps == 0 {
 		p.SumGBps = from.SumGBps
@@ -173,7 +174,7 @@ func (p *Profile) Fill(from Profile) {
 }
 
 // candidates returns a direction's paths and numbers of thread blocks that have a model, in a fixed
-// order. The model of the other side replaces one that was not measured.
+// order. If one side was not measured, the model of the other side is used.
 func (p *Profile) candidates(dir Direction) []candidate {
 	byID := make(map[modelID]*Model, len(p.Models))
 	variants := make(map[modelID]bool)

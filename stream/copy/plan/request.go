@@ -22,7 +22,7 @@ const (
 
 var directionNames = [...]string{"h2d", "d2h", "d2d", "peer"}
 
-// String returns the name that profiles and reports use.
+// String returns the name in profiles and reports.
 func (d Direction) String() string {
 	if int(d) < len(directionNames) {
 		return directionNames[d]
@@ -30,10 +30,10 @@ func (d Direction) String() string {
 	return fmt.Sprintf("direction(%d)", uint8(d))
 }
 
-// Side is the placement of blocks in host memory.
+// Side is the arrangement of blocks in host memory.
 type Side uint8
 
-// The placements on the host side.
+// The arrangements on the host side.
 const (
 	Contiguous Side = iota
 	Scattered
@@ -42,7 +42,7 @@ const (
 
 var sideNames = [...]string{"contiguous", "scattered"}
 
-// String returns the name that profiles and reports use.
+// String returns the name in profiles and reports.
 func (s Side) String() string {
 	if int(s) < len(sideNames) {
 		return sideNames[s]
@@ -55,31 +55,31 @@ type Request struct {
 	Dir Direction
 	// Pieces is the number of copies in the batch, without empty ones.
 	Pieces int
-	// Runs is the number of copies that remain after copies adjacent on both sides are merged:
-	// those of a copy engine. Zero: Pieces.
+	// Runs is the number of copies after merging copies that are adjacent on both sides, as a copy
+	// engine does. Zero: Pieces.
 	Runs int
-	// HostRuns is the number of contiguous spans on the host side. Zero: Pieces. It has no meaning
-	// for D2D and Peer.
+	// HostRuns is the number of contiguous spans on the host side. Zero: Pieces. It is not used for
+	// D2D and Peer.
 	HostRuns int
-	// HostRows is the number of spans that remain if spans of one length at equal distances count
-	// as one: a copy engine takes them in one call. Zero: HostRuns.
+	// HostRows is the number of spans if spans of one length at equal distances, which a copy
+	// engine copies in one call, count as one. Zero: HostRuns.
 	HostRows int
 	// Bytes is the sum of the pieces.
 	Bytes int64
-	// Summed is set if the batch asks for sums. Thread blocks that just keep up with a link may not
-	// do so while they compute sums. If interference has no weight, a path therefore uses the most
-	// thread blocks that it has.
+	// Summed is set if the batch requests sums. Thread blocks that can just keep up with a link may
+	// not do so while they compute sums. Therefore, if interference has no weight, a path uses the
+	// maximum number of thread blocks.
 	Summed bool
-	// Awaited is mem.Batch.Awaited: interference to concurrent work then has no weight.
+	// Awaited is mem.Batch.Awaited. If set, interference with concurrent work has no weight.
 	Awaited bool
-	// Unsummed holds the paths that do not compute the sums that the batch asks for. A CPU then
-	// computes them in a pass over the bytes. Empty if the batch asks for none.
+	// Unsummed holds the paths that do not compute the requested sums. A CPU then computes them in
+	// a pass over the bytes. It is empty if the batch requests none.
 	Unsummed Paths
-	// Ahead is the predicted time until the stream finishes all accepted work; zero for an idle
-	// stream. It bounds how much of a path's start can be hidden.
+	// Ahead is the predicted time until the stream has finished all accepted work; zero for an idle
+	// stream. It bounds the part of a path's start-up time that can overlap.
 	Ahead time.Duration
 	// Alone holds the paths on which the batch would start only after all work ahead has ended, so
-	// that no part of its start is hidden.
+	// that no part of its start-up time overlaps.
 	Alone Paths
 }
 
@@ -100,7 +100,7 @@ func PathSet(ps ...stream.Path) Paths {
 // Has reports whether p is in the set.
 func (s Paths) Has(p stream.Path) bool { return s>>p&1 != 0 }
 
-// With returns the set with p in it.
+// With returns the union of the set and p.
 func (s Paths) With(p stream.Path) Paths { return s | 1<<p }
 
 // Without returns the set without p.
@@ -115,20 +115,21 @@ func (s Paths) All(yield func(stream.Path) bool) {
 	}
 }
 
-// Choice describes how to copy a batch.
+// Choice is the selected path of a batch and its parameters.
 type Choice struct {
 	Path stream.Path
-	// CTAs is the number of thread blocks to launch; zero for a path without.
+	// CTAs is the number of thread blocks to launch; zero for a path without them.
 	CTAs int
-	// ChunkBytes bounds a chunk of staging memory; zero: the stream decides.
+	// ChunkBytes bounds a chunk of staging memory; zero lets the stream decide.
 	ChunkBytes int64
-	// Pace is the least time of the link that the batch should take, waiting included; zero: none.
-	// A stream that paces starts its next batch or chunk no sooner, in proportion to the bytes.
+	// Pace is the minimum time on the link that the batch should take, including waits; zero means
+	// none. A stream starts the next batch or chunk no earlier than the pace permits, in proportion
+	// to the bytes.
 	Pace time.Duration
-	// Predicted is the predicted time from the start of the batch, or from the end of the work
-	// before it if that is later. Zero if the path has no model.
+	// Predicted is the predicted time from the start of the batch, or from the end of the previous
+	// work if that is later. It is zero if the path has no model.
 	Predicted time.Duration
-	// Reason is one of the package's Reason texts.
+	// Reason is one of the Reason constants of the package.
 	Reason string
 
 	scale float64 // correction of the profile's prediction

@@ -35,7 +35,7 @@ func TestPolicyOfStreams(t *testing.T) {
 	serving := [3]plan.Goal{plan.Balanced, plan.Background, plan.Balanced}
 	for _, tt := range []struct {
 		policy plan.Policy
-		want   [3]plan.Goal // of loads, dumps and other streams
+		want   [3]plan.Goal // goals of loads, dumps and other streams
 	}{
 		{plan.Policy{}, serving},
 		{plan.Policy{MaxCTAs: 3, LinkShare: 0.5}, serving},

@@ -245,7 +245,7 @@ func TestBuffersRefuseForeign(t *testing.T) {
 	if err := b.Release(x); err != nil {
 		t.Fatal(err)
 	}
-	again := lend(t, b, 32) // the same memory with another loan
+	again := lend(t, b, 32) // lends the same memory again
 	if again.CPU != x.CPU {
 		t.Fatalf("%+v is not the memory of %+v", again, x)
 	}
@@ -294,7 +294,7 @@ func TestBuffersZero(t *testing.T) {
 				t.Fatalf("%s buffer in round %d: %x", kind, round, content())
 			}
 			for i := range content() {
-				content()[i] = 0xee // also after the bytes in use
+				content()[i] = 0xee // includes the bytes after the lent ones
 			}
 			if round%2 == 0 {
 				if err := b.Release(x); err != nil {

@@ -44,7 +44,7 @@ type rig struct {
 // rigOptions configures a rig.
 type rigOptions struct {
 	geometry block.Geometry
-	slots    int64 // of the cache
+	slots    int64 // number of slots of the cache
 	sim      sim.Options
 	dir      string // of the file tier; empty: no file tier
 	fs       dirfs.FS

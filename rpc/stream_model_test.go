@@ -88,7 +88,7 @@ func side(t *testing.T, s *rpc.Stream, seed uint64) (sent, received uint64) {
 				continue // the peer has not consumed enough
 			}
 			if rpc.CodeOf(err) == rpc.Closed {
-				break // by the peer
+				break // closed by the peer
 			}
 			if err != nil {
 				t.Errorf("seed %d: send: %v", seed, err)

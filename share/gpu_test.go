@@ -164,7 +164,7 @@ func copyBothWays(t *testing.T, other *process, dev device.Device, s *streamcopy
 	must(t, fill(dev, i.Region(), v+50))
 	blocks := scattered(i.Region(), local, 4096)
 	carry(blocks)
-	for k := range blocks.Dst { // the other blocks
+	for k := range blocks.Dst { // shift to the blocks that were not copied
 		blocks.Dst[k].Off += 4096
 		blocks.Src[k].Off += 4096
 	}

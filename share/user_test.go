@@ -102,8 +102,8 @@ func TestRequirement2ASecondUser(t *testing.T) {
 		s := serve(t, share.Options{Dir: filepath.Join(above, strings.ReplaceAll(c.name, " ", "-")), Allow: c.allow})
 		e, _ := exported(t, s, dev, 4096)
 		if c.open {
-			must(t, os.Chmod(filepath.Dir(s.Socket()), 0o755)) //nolint:gosec // like a careless user
-			must(t, os.Chmod(s.Socket(), 0o666))               //nolint:gosec // as above
+			must(t, os.Chmod(filepath.Dir(s.Socket()), 0o755)) //nolint:gosec // permissions that a careless user might set
+			must(t, os.Chmod(s.Socket(), 0o666))               //nolint:gosec // permissions that a careless user might set
 		}
 		if got := asNobody(t, e.Descriptor()); got != c.want {
 			t.Errorf("%s: another user's process: %q, want %q", c.name, got, c.want)

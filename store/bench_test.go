@@ -280,7 +280,7 @@ func BenchmarkLeasePrefix(b *testing.B) {
 	keys, ctx := r.keys(ns...), r.ctx()
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
-	best := time.Hour // of the fastest round, which other processes disturbed least
+	best := time.Hour // time of the fastest round, which other processes disturbed least
 	for b.Loop() {
 		start := time.Now()
 		l, err := r.st.LeasePrefix(ctx, keys, 0)

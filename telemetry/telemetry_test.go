@@ -445,7 +445,7 @@ func TestServesOnUnixSockets(t *testing.T) {
 	path := filepath.Join(dir, fmt.Sprintf("m-%d.sock", os.Getpid()))
 	addr := "unix:" + filepath.Join(dir, "m-{pid}.sock")
 	for _, left := range []bool{false, true} {
-		if left { // by a killed process
+		if left { // the socket of a killed process exists
 			makeStaleSocket(t, path)
 		}
 		srv, err := telemetry.New().Serve(t.Context(), addr)

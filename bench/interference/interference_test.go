@@ -19,7 +19,7 @@ func TestMain(m *testing.M) { testkit.Main(m) }
 // fakeProduct slows down while the fake work runs. Its clock advances only during waits for events,
 // so that the result does not depend on the load of the machine.
 type fakeProduct struct {
-	duration time.Duration // of one product
+	duration time.Duration // duration of one product
 	slowdown float64       // relative increase of the duration while the work runs
 	first    time.Duration // additional duration of the first wait
 	fail     error

@@ -99,7 +99,7 @@ func until(tb testing.TB, what string, ok func() bool) {
 // end of the connection.
 type rogue struct {
 	*peer
-	got chan *blockio.Request // by RDMA
+	got chan *blockio.Request // requests that arrived by RDMA
 }
 
 func (f *fabric) rogue(tb testing.TB) (*rogue, func(context.Context) (net.Conn, error)) {

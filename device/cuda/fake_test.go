@@ -17,7 +17,7 @@ const (
 	fakeGrain                  = 2 << 20
 	fakeFD                     = 1 << 20 // not an open descriptor
 	fakeUUID                   = "GPU-01020304-0506-0708-090a-0b0c0d0e0f10"
-	strangeStream cuda.Stream  = 0xbad // of another context
+	strangeStream cuda.Stream  = 0xbad // a stream of another context
 	fakeName                   = "Fake GPU"
 )
 
@@ -27,9 +27,9 @@ type fake struct {
 	tb testing.TB
 
 	mu        sync.Mutex
-	stacks    map[int][]cuda.Context     // by thread
-	relaxed   map[int]bool               // by thread
-	alive     map[string]map[uint64]bool // by kind of object
+	stacks    map[int][]cuda.Context     // stack of contexts of each thread
+	relaxed   map[int]bool               // threads in relaxed capture mode
+	alive     map[string]map[uint64]bool // open objects of each kind
 	next      uint64
 	calls     []string
 	failAt    int // index, counted from now, of the call that fails; -1 for none
@@ -40,10 +40,10 @@ type fake struct {
 	capture   cuda.CaptureStatus // result of StreamIsCapturing
 	compute   int
 	memops    int
-	waitFlags uint32                 // of the last cuStreamWaitValue64
+	waitFlags uint32                 // flags of the last cuStreamWaitValue64
 	rdma      map[cuda.Attribute]int // attributes of RDMA
 	hosts     map[uint64]uint64      // lengths of registered host memory, by address
-	maxHost   uint64                 // of a registration; zero: no limit
+	maxHost   uint64                 // limit of a registration in bytes; zero: none
 	gap       uint64                 // added to the device address of each further registration
 }
 

@@ -29,8 +29,8 @@ type library struct {
 	moved  int64 // result of transfers; 0: the requested number
 	errno  syscall.Errno
 	status cufile.Status // status of the next failure
-	last   [5]uint64     // of Read and Write
-	words  cufile.Words  // of the last asynchronous transfer
+	last   [5]uint64     // arguments of the last Read or Write
+	words  cufile.Words  // words of the last asynchronous transfer
 }
 
 // withLibrary returns a device with that library.

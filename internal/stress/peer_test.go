@@ -19,7 +19,7 @@ import (
 
 const (
 	peerBytes = 1 << 20
-	peerConns = 64      // of the transfer server
+	peerConns = 64      // connections of the transfer server
 	peerHeap  = 1 << 30 // limit of the heap of this process, including the server
 )
 

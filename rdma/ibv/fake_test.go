@@ -18,7 +18,7 @@ type library struct {
 
 	mu      sync.Mutex
 	next    uintptr
-	parents map[uintptr][]uintptr // of each open object
+	parents map[uintptr][]uintptr // parents of each open object
 	calls   int
 	failAt  int // index of the call that fails with errInjected; negative: none
 	failed  string
@@ -28,7 +28,7 @@ type library struct {
 	regErr   syscall.Errno
 	port     ibverbs.PortAttr
 	gids     []ibverbs.GIDEntry
-	pipes    map[uintptr][2]int // by context or channel: the reading end and the writing end
+	pipes    map[uintptr][2]int // reading and writing end of each context's or channel's pipe
 	async    []ibverbs.AsyncEvent
 	events   []ibverbs.CQ
 	unacked  int

@@ -67,7 +67,7 @@ func TestWindowForgets(t *testing.T) {
 }
 
 // A tier without memory records which blocks are in slots elsewhere, and reports evicted blocks.
-// Its blocks have no bytes.
+// The tier's blocks have no bytes.
 func TestBlocksElsewhere(t *testing.T) {
 	f := tiertest.NewFormat(t)
 	var evicted []block.Key

@@ -115,7 +115,7 @@ type model struct {
 	blocks  [modelKeys]modelBlock
 	full    bool
 	raced   bool  // both processes stored blocks since the files were last compared
-	evicted int64 // by processes that were killed during their start
+	evicted int64 // blocks evicted by processes that were killed during their start
 	history []string
 }
 

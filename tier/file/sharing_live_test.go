@@ -106,7 +106,7 @@ func TestRecordFollowsGrowth(t *testing.T) {
 }
 
 // Foreign files in another owner's folder do not prevent that its blocks are counted and evicted.
-// They are neither removed nor followed.
+// Links are neither removed nor followed.
 func TestForeignNamesInAnIdleFolder(t *testing.T) {
 	elsewhere := t.TempDir()
 	for name, place := range map[string]func(path string) error{

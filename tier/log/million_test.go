@@ -87,7 +87,7 @@ func TestOpenAMillionBlocks(t *testing.T) {
 	}
 }
 
-// The same without a checkpoint, as after a kill. The log reads all headers, and verifies only the
+// The test opens the log without a checkpoint, as after a kill. The log reads all headers, and verifies only the
 // blocks of the last group, which may not be durable.
 func TestOpenAMillionBlocksAfterAKill(t *testing.T) {
 	const blocks, perGroup = 1_000_000, 1000

@@ -119,7 +119,7 @@ func TestDefectSegmentGoesBeforeItsCopiesAreDurable(t *testing.T) {
 	for name, do := range map[string]func(s *session){
 		"a block is in use": func(s *session) { moved(s); emptied(s) },
 		"its sync fails": func(s *session) {
-			for n := range 4 { // one of the first four syncs is the tested one
+			for n := range 4 { // make each of the first four syncs fail, until a collection moves only the block
 				s.fs.Use(fault.New(1, fault.Nth("sync", n).Fail(nil)))
 				before := log.Segments(s.tr)
 				if s.collect(log.Used(s.tr) - 1); log.Segments(s.tr) > before {

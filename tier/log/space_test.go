@@ -42,7 +42,7 @@ func TestDefectNoSegmentFitsOnTheDisk(t *testing.T) {
 	}
 }
 
-// The same if the process may not create a file of a segment's length.
+// If the maximum length of a file is below a segment's, the log makes shorter segments.
 func TestDefectSegmentIsLongerThanAFileMayBe(t *testing.T) {
 	c := config(t)
 	c.SegmentBytes = 4 << 20

@@ -12,7 +12,7 @@ import (
 // Ability is a feature that a deployment can require of a machine. An ability of GPUs or file
 // systems is available if at least one examined GPU or file system has it.
 type Ability struct {
-	Name string // "cuda"
+	Name string // name for --require, such as "cuda"
 	What string // short description
 	ask  func(*Report) Finding
 }

@@ -7,7 +7,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 
 class Tag(BuildHookInterface[Any]):  # type: ignore[misc]
-    """Names what the wheel fits, and refuses to make one that lacks what `make wheel` puts in."""
+    """Sets the wheel's tag. Fails if the files that `make wheel` adds are missing."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Called before a wheel is built."""

@@ -17,8 +17,8 @@ type Call struct {
 	Remote net.Addr
 	// Identity is the result of ServerOptions.Authenticate for the connection.
 	Identity any
-	// Attachment has the bytes behind the request. It is released after the handler returns: a
-	// handler that keeps bytes takes them with Cut or Slice.
+	// Attachment has the bytes that follow the request's message. It is released after the handler
+	// returns. A handler that keeps bytes must take them with Cut or Slice.
 	Attachment *chain.Chain
 	// Fields are the user fields of the request.
 	Fields map[string]string
@@ -31,13 +31,13 @@ type Call struct {
 
 	closeConn bool
 	table     *streamTable
-	wanted    *pb.StreamSettings // nil: the client asks for no stream
+	wanted    *pb.StreamSettings // nil: the client requests no stream
 	streams   []*Stream
 }
 
 // Reply has the options of a response.
 type Reply struct {
-	// Attachment is sent behind the response. The server takes it over.
+	// Attachment is sent after the response's message. The server releases it.
 	Attachment *chain.Chain
 	// Fields are the user fields of the response.
 	Fields map[string]string
@@ -50,12 +50,12 @@ type Reply struct {
 // CloseConnection makes the server close the connection instead of sending a response.
 func (c *Call) CloseConnection() { c.closeConn = true }
 
-// WantsStreams reports whether the client asks for streams.
+// WantsStreams reports whether the client requests streams.
 func (c *Call) WantsStreams() bool { return c.wanted != nil }
 
-// AcceptStreams accepts the streams that the client asks for, at least one. They carry messages
-// after the handler has returned a response. If it fails, they end. AcceptStreams returns an *Error
-// if the client asks for none, for too many, and at the second call.
+// AcceptStreams accepts the streams that the client requests. They carry messages after the handler
+// has returned a response, and end if the handler fails. AcceptStreams returns an *Error if the
+// client requests no streams or too many, and if it is called twice.
 func (c *Call) AcceptStreams(o StreamOptions) ([]*Stream, error) {
 	if err := o.setDefaults(); err != nil {
 		return nil, err

@@ -36,8 +36,8 @@ type ClientOptions struct {
 	Credential []byte
 	// MaxIdle limits the idle connections of a pool. Default: 64.
 	MaxIdle int
-	// DialTimeout limits a connection attempt. After a failed one, calls fail at once for a delay
-	// that doubles from MinBackoff to MaxBackoff. Defaults: 3 s, 50 ms and 5 s.
+	// DialTimeout limits a connection attempt. After a failed attempt, calls fail immediately for a
+	// delay that doubles from MinBackoff to MaxBackoff. Defaults: 3 s, 50 ms and 5 s.
 	DialTimeout, MinBackoff, MaxBackoff time.Duration
 	// MaxBodyBytes limits a response with its attachment, before and after decompression, and
 	// MaxMetaBytes its meta.
@@ -77,7 +77,7 @@ type Client struct {
 	mu      sync.Mutex
 	conns   map[*clientConn]struct{}
 	single  *clientConn
-	idle    []*clientConn // of a pool, the one used last at the end
+	idle    []*clientConn // of a pool; the last element was used last
 	dialing chan struct{} // closed when the attempt for the single connection has ended
 	backoff time.Duration
 	retryAt time.Time
@@ -108,7 +108,7 @@ func (c *Client) Call(ctx context.Context, method string, in, out proto.Message,
 	return c.call(ctx, method, in, out, options, nil)
 }
 
-// call makes a call. prepare may change it when its connection is known.
+// call makes a call. prepare may change its options after its connection was chosen.
 func (c *Client) call(ctx context.Context, method string, in, out proto.Message, options []CallOption, prepare func(*clientConn, *callOptions) error) error {
 	var o callOptions
 	for _, set := range options {
@@ -212,7 +212,7 @@ func (c *Client) takeSingle(ctx context.Context) (*clientConn, error) {
 	}
 }
 
-// dial connects, unless the last attempt failed a moment ago.
+// dial connects. It fails during the delay after a failed attempt.
 func (c *Client) dial(ctx context.Context) (*clientConn, error) {
 	c.mu.Lock()
 	if left := time.Until(c.retryAt); left > 0 {
@@ -252,7 +252,7 @@ func (c *Client) dial(ctx context.Context) (*clientConn, error) {
 	return conn, nil
 }
 
-// give ends the use of a connection by a call that ended with err.
+// give returns a connection to the pool after a call that ended with err, or closes it.
 func (c *Client) give(conn *clientConn, err error) {
 	if c.o.Connections == Single {
 		return

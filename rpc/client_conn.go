@@ -134,7 +134,7 @@ func setRequest(ctx context.Context, r *pb.Request, o *callOptions) {
 	}
 }
 
-// register adds a call to those that wait.
+// register adds a pending call.
 func (c *clientConn) register(p *pendingCall) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -145,7 +145,7 @@ func (c *clientConn) register(p *pendingCall) error {
 	return nil
 }
 
-// withdraw removes a call. A response that has arrived meanwhile is released.
+// withdraw removes a pending call. It releases a response that has arrived before.
 func (c *clientConn) withdraw(p *pendingCall) {
 	c.mu.Lock()
 	_, waits := c.pending[p.id]
@@ -157,8 +157,8 @@ func (c *clientConn) withdraw(p *pendingCall) {
 	}
 }
 
-// send queues a request. The first one of the connection has the credential. The attachment stays
-// the caller's.
+// send queues a request. The first one of the connection has the credential. The caller still owns
+// the attachment.
 func (c *clientConn) send(meta *pb.Meta, message []byte, attachment *chain.Chain) error {
 	if len(c.c.o.Credential) > 0 && !c.introduced.Load() {
 		c.first.Lock()
@@ -225,7 +225,7 @@ func (c *clientConn) read() error {
 	}
 }
 
-// response delivers a response to its call. Those of calls that have ended are dropped.
+// response delivers a response to its call, or drops it if the call has ended.
 func (c *clientConn) response(in *frame.Reader, meta *pb.Meta) error {
 	c.mu.Lock()
 	p := c.pending[meta.GetCorrelationId()]

@@ -8,9 +8,9 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 )
 
-// OpenStreams makes a call that asks for n streams and returns them after the response. It needs a
-// client with a Single connection. If the call fails or the server accepts no stream, all of them
-// end and the error is an *Error. The caller closes the streams.
+// OpenStreams makes a call that requests n streams and returns them after the response. It needs a
+// client with a Single connection. If the call fails or the server does not accept the streams, it
+// returns an *Error. The caller closes the streams.
 func (c *Client) OpenStreams(ctx context.Context, method string, in, out proto.Message, n int, o StreamOptions, options ...CallOption) ([]*Stream, error) {
 	if err := o.setDefaults(); err != nil {
 		return nil, err

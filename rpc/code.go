@@ -5,7 +5,7 @@ import (
 	"fmt"
 )
 
-// Code is the error code of a call. Handlers may use others than the constants.
+// Code is the error code of a call. Handlers may also use codes without a constant.
 type Code int32
 
 // The codes of the protocol.
@@ -27,7 +27,7 @@ const (
 	Closed       Code = 2005
 )
 
-// Error is the failure of a call: made by a server, or by the client for codes such as TimedOut.
+// Error is the failure of a call, sent by a server or detected by the client (such as TimedOut).
 type Error struct {
 	Code Code
 	Text string

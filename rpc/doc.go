@@ -13,7 +13,7 @@
 //	c, err := rpc.NewClient("127.0.0.1:8000", rpc.ClientOptions{})
 //	err = c.Call(ctx, "example.EchoService/Echo", request, response)
 //
-// Besides its message a call carries an attachment: bytes behind the message that are neither
-// encoded nor copied (package chain). docs/rpc.md has the supported parts of the protocol and the
+// A call may have an attachment: bytes after the message that are neither encoded nor copied
+// (package chain). docs/rpc.md has the supported parts of the protocol and the
 // differences from brpc.
 package rpc

@@ -8,8 +8,8 @@ type limiter struct {
 	now atomic.Int64
 }
 
-// enter begins a call, and returns the number of calls with it. If there are too many, the call
-// does not begin.
+// enter begins a call and returns the number of calls in progress, including it. It returns false
+// if there are too many; the call then does not begin.
 func (l *limiter) enter() (calls int64, ok bool) {
 	calls = l.now.Add(1)
 	if limit := l.max.Load(); limit > 0 && calls > limit {

@@ -19,8 +19,8 @@ type callOptions struct {
 	streams                              []*Stream
 }
 
-// WithAttachment sends bytes behind the request. The call takes over the chain: it is empty
-// afterwards, also if the call fails.
+// WithAttachment sends bytes after the request's message. The call empties the chain, also if it
+// fails.
 func WithAttachment(c *chain.Chain) CallOption { return func(o *callOptions) { o.attachment = c } }
 
 // ReceiveAttachment appends the attachment of the response to c. Without it the attachment is
@@ -40,7 +40,7 @@ func ReceiveFields(m *map[string]string) CallOption { return func(o *callOptions
 // WithCompression compresses the request.
 func WithCompression(c Compression) CallOption { return func(o *callOptions) { o.compression = c } }
 
-// WithContent encodes the request in another way than protobuf.
+// WithContent selects the encoding of the request. Default: Protobuf.
 func WithContent(c Content) CallOption { return func(o *callOptions) { o.content = c } }
 
 // WithChecksum adds a checksum to the request.
@@ -57,5 +57,5 @@ func WithTrace(trace, span, parent int64) CallOption {
 	return func(o *callOptions) { o.traceID, o.spanID, o.parentSpanID = trace, span, parent }
 }
 
-// SendTimeout sends the time that the context has left, so that the server can give up too.
+// SendTimeout sends the time until the context's deadline, so that the server can apply it too.
 func SendTimeout() CallOption { return func(o *callOptions) { o.sendTimeout = true } }

@@ -68,7 +68,7 @@ const (
 const checksumCRC32C = 1 // the value of checksum_type
 
 // maxFrameData is the number of bytes of message and attachment in a frame, whose attachment_size
-// has 31 bits. Receivers have limits of their own.
+// has 31 bits. Receivers may have lower limits.
 const maxFrameData = 1<<31 - 1
 
 // encode returns a message as it is sent.
@@ -130,8 +130,8 @@ func decode(b []byte, m proto.Message, content Content, compression Compression,
 	return fmt.Errorf("content type %d: %w", content, errdefs.ErrInvalid)
 }
 
-// decompress returns ErrNoSpace for more than limit bytes. Its memory grows with the output, so a
-// short input cannot claim more.
+// decompress returns ErrNoSpace for more than limit bytes. It allocates memory as output is
+// produced, so that a short input cannot cause a large allocation.
 func decompress(b []byte, compression Compression, limit int64) ([]byte, error) {
 	var r io.Reader
 	switch compression {

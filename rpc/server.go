@@ -50,8 +50,7 @@ type ServerOptions struct {
 	// MaxUnsentBytes limits the responses that a client has not read. Further requests fail with
 	// Overcrowded.
 	MaxUnsentBytes int64
-	// MemoryBytes limits the memory of all requests in progress. Those of up to 64 KiB do not
-	// count.
+	// MemoryBytes limits the memory of all requests in progress, without those of up to 64 KiB.
 	MemoryBytes int64
 	// Stall limits the time in which a client must send the next 16 KiB of a request or read the
 	// next bytes of responses.
@@ -81,7 +80,7 @@ func setDefault[T int | int64 | time.Duration](v *T, to T) {
 	}
 }
 
-// ServerStats are the figures of a server since it was made.
+// ServerStats are the counters of a server since NewServer.
 type ServerStats struct {
 	Connections, Calls int64 // at present
 	Requests           int64
@@ -174,7 +173,7 @@ func (s *Server) accept(conn net.Conn) {
 	c.changed = sync.NewCond(&c.mu)
 	c.streams = newStreamTable(c.out, s.o.MaxBodyBytes)
 	c.ctx, c.cancel = context.WithCancel(s.ctx)
-	c.slot = s.slots.Take(func() { _ = conn.Close() }) // gives way to another connection
+	c.slot = s.slots.Take(func() { _ = conn.Close() }) // called to make space for another connection
 	s.mu.Lock()
 	if s.stopping || c.slot == nil {
 		s.mu.Unlock()
@@ -206,7 +205,7 @@ func (s *Server) isStopping() bool {
 	return s.stopping
 }
 
-// Stats returns the figures.
+// Stats returns the counters.
 func (s *Server) Stats() ServerStats {
 	s.mu.Lock()
 	n := len(s.conns)

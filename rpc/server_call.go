@@ -44,7 +44,7 @@ func (q *request) run() {
 	switch {
 	case call != nil && call.closeConn:
 		call.Reply.Attachment.Release()
-		_ = q.c.conn.Close() // as the handler asked
+		_ = q.c.conn.Close() // the handler called CloseConnection
 		q.end()
 	case err != nil:
 		if call != nil {
@@ -214,7 +214,7 @@ func (q *request) fail(err error) {
 	s := q.c.s
 	code, text := Internal, err.Error()
 	if e := (*Error)(nil); errors.As(err, &e) {
-		if code = e.Code; code == OK { // a failure is no success
+		if code = e.Code; code == OK { // an error must not have the code of success
 			code = Internal
 		}
 		text = fmt.Sprintf("[E%d]%s", code, e.Text)
@@ -254,7 +254,7 @@ func (q *request) send(meta *pb.Meta, message []byte, attachment *chain.Chain) {
 	}
 }
 
-// inStream puts a response into a frame of the stream that the client asks for.
+// inStream puts a response into a frame of the stream that the client requests.
 func (q *request) inStream(o output, wanted *pb.StreamSettings) (output, error) {
 	kind, from := int32(frameData), int64(-1)
 	if len(q.streams) > 0 {

@@ -17,7 +17,7 @@ import (
 	"github.com/kvlane/kvlane/wire"
 )
 
-// smallBody is the length of requests that do not count for the memory of a server.
+// smallBody is the length up to which requests do not count towards MemoryBytes.
 const smallBody = 64 << 10
 
 // serverConn is a connection of a client.

@@ -17,7 +17,8 @@ import (
 // and the options of the call. An *Error gives the code of a failure. Other errors become Internal.
 type Handler func(ctx context.Context, request proto.Message) (response proto.Message, err error)
 
-// Interceptor runs around the handlers of a server. It calls next to go on.
+// Interceptor wraps the handlers of a server. It calls next to run the handler or the next
+// interceptor.
 type Interceptor func(ctx context.Context, request proto.Message, next Handler) (proto.Message, error)
 
 // Method is a method of a service.
@@ -33,10 +34,10 @@ type Service struct {
 	Methods []Method
 }
 
-// NewService returns a service of a protobuf descriptor. handlers has a handler for each method by
-// its name. Messages have the types that the program was linked with, and otherwise are dynamic. It
-// returns ErrInvalid if a handler is missing or names no method, and for streaming methods, which
-// the protocol does not have.
+// NewService returns a service for a protobuf descriptor. handlers has a handler for each method
+// name. Messages have the generated types of the program, or are dynamic messages if there are
+// none. It returns ErrInvalid if a handler is missing or names no method, and for streaming
+// methods, which the protocol does not have.
 func NewService(d protoreflect.ServiceDescriptor, handlers map[string]Handler) (*Service, error) {
 	s := &Service{Name: string(d.FullName())}
 	for i := range d.Methods().Len() {
@@ -55,7 +56,7 @@ func NewService(d protoreflect.ServiceDescriptor, handlers map[string]Handler) (
 	return s, nil
 }
 
-// maker returns a function that makes messages of a type.
+// maker returns a function that creates messages of a type.
 func maker(d protoreflect.MessageDescriptor) func() proto.Message {
 	if t, err := protoregistry.GlobalTypes.FindMessageByName(d.FullName()); err == nil {
 		return func() proto.Message { return t.New().Interface() }

@@ -17,21 +17,21 @@ import (
 // DefaultMaxBuffered is the default of StreamOptions.MaxBuffered.
 const DefaultMaxBuffered = 2 << 20
 
-// segmentBytes is the length of the pieces in which long messages are sent, so that other frames of
-// the connection get between.
+// segmentBytes is the length of the pieces in which long messages are sent, so that other frames
+// can be sent between them.
 const segmentBytes = 1 << 20
 
 // maxStreams limits the streams of a connection.
 const maxStreams = 1024
 
-// feedbackBytes is the number of consumed bytes after which the peer is notified even if more
-// messages wait.
+// feedbackBytes is the number of consumed bytes after which the peer is notified even if received
+// messages are still queued.
 const feedbackBytes = 64 << 10
 
 // StreamOptions are the options of one side of a stream.
 type StreamOptions struct {
-	// MaxBuffered limits the sent bytes that the peer has not consumed. Send waits. One message may
-	// exceed it. Default: DefaultMaxBuffered.
+	// MaxBuffered limits the sent bytes that the peer has not consumed; Send waits until there are
+	// fewer. One message may exceed it. Default: DefaultMaxBuffered.
 	MaxBuffered int64
 	// SendOnly reports to the peer that this side does not receive.
 	SendOnly bool
@@ -71,12 +71,12 @@ type Stream struct {
 	err      error // of a stream that has ended: io.EOF if the peer closed it
 	peer     int64 // the peer's id
 	answered bool  // the first message, the response, has arrived
-	deaf     bool  // the peer does not receive
+	deaf     bool  // the peer does not receive messages
 	feedback bool  // the peer needs feedback
 	sent     int64 // bytes
 	consumed int64 // bytes of sent that the peer has consumed
 
-	sending  bool // a Send has the turn: segments of messages do not mix
+	sending  bool // a Send is in progress: segments of several messages must not mix
 	queue    []*chain.Chain
 	partial  *chain.Chain // segments of a message that is not complete
 	received int64        // bytes taken by Receive
@@ -135,7 +135,7 @@ func (t *streamTable) close(err error) {
 	}
 }
 
-// take counts bytes that wait for Receive. It reports false if there are too many.
+// take counts bytes that wait for Receive. It returns false if there would be too many.
 func (t *streamTable) take(n int64) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -256,8 +256,8 @@ func (s *Stream) data(in *frame.Reader, f *pb.StreamFrame) error {
 	return nil
 }
 
-// opened begins the use of a stream: the response was sent or received. It sends the frames that
-// Close and Receive had to keep back.
+// opened ends the state streamOpening, after the response was sent or received. It sends the frames
+// that Close and Receive deferred until then.
 func (s *Stream) opened(peer int64, settings *pb.StreamSettings) {
 	s.mu.Lock()
 	state := s.state
@@ -295,7 +295,8 @@ func (s *Stream) sendFeedback(peer, consumed int64) {
 	}
 }
 
-// peerClosed handles the CLOSE of the peer: it is answered, or ends a close of this side.
+// peerClosed handles a CLOSE from the peer. It sends one in return, or completes a close of this
+// side.
 func (s *Stream) peerClosed(peer int64) {
 	s.mu.Lock()
 	state := s.state

@@ -15,7 +15,7 @@ import (
 )
 
 const (
-	// inHead is the length up to which a message is copied behind its meta.
+	// inHead is the length up to which a message is copied to the buffer of header and meta.
 	inHead = 4 << 10
 	// flushBytes is the number of bytes after which a write begins even if more frames wait.
 	flushBytes = 1 << 20
@@ -55,8 +55,9 @@ func newOutput(kind frame.Kind, meta proto.Message, message []byte, attachment *
 	return o, nil
 }
 
-// writer writes frames to a connection, several by one system call. The goroutine that finds the
-// connection idle writes its own frame. Frames that arrive meanwhile are written by another one.
+// writer writes frames to a connection, several by one system call. If no write is in progress,
+// write writes the frame itself. Otherwise it queues the frame, and another goroutine writes the
+// queue.
 type writer struct {
 	conn    net.Conn
 	stall   time.Duration
@@ -120,7 +121,7 @@ func (w *writer) write(o output) error {
 	return err
 }
 
-// drain writes the frames that wait. Its goroutine has set busy.
+// drain writes the queued frames. The caller has set busy.
 func (w *writer) drain() {
 	w.mu.Lock()
 	for len(w.pending) > 0 {
@@ -150,11 +151,11 @@ func (w *writer) done(bytes int64, err error) {
 	w.bytes -= bytes
 	if w.err == nil && err != nil {
 		w.err = err
-		_ = w.conn.Close() // so that the reader of the connection ends too
+		_ = w.conn.Close() // so that the reader of the connection returns
 	}
 }
 
-// idle ends the writing. The caller holds mu.
+// idle clears busy and signals drained. The caller holds mu.
 func (w *writer) idle() {
 	w.busy = false
 	select {
@@ -177,10 +178,10 @@ func (w *writer) close(err error) {
 		w.err = err
 	}
 	w.mu.Unlock()
-	_ = w.conn.Close() // the connection is given up
+	_ = w.conn.Close() // its error does not matter: the connection is not used any more
 }
 
-// flush writes frames, and releases them in any case.
+// flush writes and releases frames. It releases them after errors too.
 func (w *writer) flush(batch ...output) error {
 	err := w.extend()
 	for i := range batch {
@@ -226,7 +227,7 @@ func (w *writer) add(o *output) error {
 	return nil
 }
 
-// drop ends the use of the frame's memory.
+// drop releases the attachment and calls sent.
 func (o *output) drop() {
 	o.attachment.Release()
 	if o.sent != nil {

@@ -103,7 +103,7 @@ type Options struct {
 
 // Limits of Options.
 const (
-	leastBytes = 64 << 20 // of a scratch file without a given length
+	leastBytes = 64 << 20 // minimum length of a scratch file, if no length is given
 	align      = 4 << 10  // alignment of blocks; the largest alignment that O_DIRECT requires
 	MaxSize    = 64 << 20
 	MaxAtOnce  = 1 << 30 // limit of a registered buffer of io_uring

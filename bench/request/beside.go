@@ -52,7 +52,7 @@ func (r *run) measureProductCost(ctx context.Context, rig *rig) (err error) {
 // work makes requests in each lane until quit is set.
 func (e *entrant) work(ctx context.Context, quit *atomic.Bool, moved func(bytes int64)) error {
 	bytes := int64(e.place.Blocks) * e.rig.geometry.BlockBytes()
-	// With Both, the loads also find their blocks in the cache.
+	// The loads find their blocks in the cache, also if dumps run too (Both).
 	if e.place.Work != Dump {
 		one := *e
 		one.place.Work = Load

@@ -74,7 +74,6 @@ func (p *party) alloc(ctx context.Context) (source share.Source, err error) {
 	return nil, err // without a source only TCP works
 }
 
-// open opens the engine.
 func (p *party) open(o transfer.Options) (err error) {
 	o.Store, o.Lanes, o.Device, o.Copy = p.o.Store, p.o.Lanes, p.o.Device, p.o.Copy
 	o.NICs, o.NICsOptional = p.o.NICs, p.o.NICsOptional
@@ -110,7 +109,7 @@ func (p *party) close() error {
 // TargetOptions are the options of a target.
 type TargetOptions struct {
 	NativeOptions
-	Name   string // of the segment
+	Name   string // name of the segment
 	Listen string // HOST:PORT
 	// Advertise is the address for other hosts. Default: Listen.
 	Advertise string

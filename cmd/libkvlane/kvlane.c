@@ -1,8 +1,8 @@
 //go:build cgo
 
 /*
- * The functions of kvlane.h. Each looks whether Go's runtime is in this process, calls its counterpart in Go, and keeps the words of
- * an error for the thread. The counterparts return a status, and in their last argument the words, by malloc, or NULL.
+ * The functions of kvlane.h. Each checks that this process loaded the library, calls its Go function (kvlGo...), and keeps the
+ * error text for the thread. Go functions return a status, and set their last argument to the error text, allocated by malloc, or NULL.
  */
 #include <pthread.h>
 #include <stdlib.h>
@@ -11,10 +11,10 @@
 
 #include "_cgo_export.h"
 
-/* The process that loaded the library. The threads of Go's runtime are there, and in no child of its. */
+/* The process that loaded the library. Children of fork() do not have the threads of Go's runtime. */
 static pid_t loader;
 
-/* Each thread's words. A key takes no static TLS, of which a library that is loaded late may find none left. */
+/* Each thread's error text. A pthread key needs no static TLS, which may be used up when the library is loaded by dlopen. */
 static pthread_key_t words;
 static int have_words;
 
@@ -25,8 +25,8 @@ __attribute__((constructor)) static void loaded(void) {
 
 static int forked(void) { return getpid() != loader; }
 
-/* The limit on descriptors as the program has it. Go's runtime raises the soft limit to the hard one when it starts, and children that
- * the program starts would inherit that. This constructor has a priority, so it runs before the one that starts Go's runtime. */
+/* The program's limit on open files. Go's runtime raises the soft limit to the hard limit when it starts, and child processes would
+ * inherit that. started() restores the limit. The priority makes this constructor run before the one that starts Go's runtime. */
 static struct rlimit descriptors;
 static int have_descriptors;
 
@@ -34,8 +34,8 @@ __attribute__((constructor(101))) static void before_go(void) {
   have_descriptors = getrlimit(RLIMIT_NOFILE, &descriptors) == 0;
 }
 
-/* The descriptors, plus one, that the process holds locks by, or NULL. A child of fork() has them too, and would keep the locks when
- * the process has died. */
+/* The file descriptors of the process's file locks, plus one, or 0; NULL before started(). A child of fork() inherits them. It closes
+ * them, because it would otherwise hold the locks after its parent has died. */
 static int32_t *locks;
 static size_t n_locks;
 
@@ -47,7 +47,7 @@ static void close_locks(void) {
   }
 }
 
-/* Go calls this once, when its runtime has started. Go's raised limit is the hard one, or that less one. */
+/* Go calls this once, after its runtime has started. Go raises the soft limit to the hard limit, or to one less. */
 void started(int32_t *table, size_t n) {
   struct rlimit now;
   if (have_descriptors && getrlimit(RLIMIT_NOFILE, &now) == 0 && now.rlim_max == descriptors.rlim_max &&

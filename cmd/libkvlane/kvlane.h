@@ -39,7 +39,7 @@ typedef enum kvl_status {
   KVL_NOT_FOUND = -2,     /* a miss */
   KVL_EXISTS = -3,        /* it exists, or is being created */
   KVL_NOT_SUPPORTED = -4, /* not supported by the machine, driver or build */
-  KVL_BUSY = -5,          /* a bounded resource is currently used up */
+  KVL_BUSY = -5,          /* a bounded resource is in use; retry later */
   KVL_NO_MEMORY = -6,
   KVL_NO_SPACE = -7, /* a storage tier is full */
   KVL_READ_ONLY = -8,
@@ -97,13 +97,15 @@ kvl_status kvl_read_config(const char *config, char *buffer, size_t *bytes);
  */
 kvl_status kvl_close(kvl_engine engine, int64_t timeout_ms);
 
-/* One page group of a paged KV cache. Page p of plane i is at planes[i] + p * stride and has page_bytes bytes. */
+/* One page group of a paged KV cache. Page p of plane i is at planes[i] + p * stride and has page_bytes bytes.
+ * The configuration defines the number of planes of a layer. A layer may also have a multiple of it, the same for each layer: K
+ * and V of a page are then split into equal parts, such as heads. */
 typedef struct kvl_group_memory {
   const uint64_t *planes; /* device address of page 0 of each plane, by layer, K before V */
-  size_t n_planes;        /* or a multiple, the same for each layer: K and V of a page in equal parts, such as heads */
-  int64_t n_pages;    /* of each plane */
-  int64_t page_bytes; /* of a page in one plane; 0: the configuration's */
-  int64_t stride;     /* distance between pages; 0: page_bytes */
+  size_t n_planes;
+  int64_t n_pages;    /* number of pages */
+  int64_t page_bytes; /* bytes of a page in one plane; 0: as in the configuration */
+  int64_t stride;     /* distance between pages in bytes; 0: page_bytes */
 } kvl_group_memory;
 
 /*
@@ -181,20 +183,21 @@ typedef struct kvl_after {
 } kvl_after;
 
 /*
- * kvl_load_blocks copies block keys[i] to page pages[i] of the cache and verifies it, for n blocks. lease: a lease of all
- * blocks, or 0.
+ * kvl_load_blocks copies block keys[i] to page pages[i] of the cache and verifies it, for n blocks. Do not use the pages until
+ * the task is done, or a layer until its KVL_LAYER is done.
+ * lease: a lease of all blocks, or 0.
  * before: the key of the block before keys[0] in its prompt, or NULL. Not needed with a lease.
- * after: NULL, or work that still uses the pages; the copies run after it. Without it, such work can overwrite the blocks. Do
- * not use the pages until the task is done, or a layer until its KVL_LAYER is done. KVL_BUSY, also of kvl_dump_blocks and
- * kvl_prefetch: too many tasks are in progress (store.tasks); wait for one.
+ * after: NULL, or work that may still use the pages. The copies run after this work, which could otherwise overwrite the blocks.
+ * kvl_load_blocks, kvl_dump_blocks and kvl_prefetch return KVL_BUSY if too many tasks are in progress (store.tasks). Wait for
+ * one of them.
  */
 kvl_status kvl_load_blocks(kvl_engine engine, kvl_lease lease, kvl_cache cache, const uint8_t *keys, const uint32_t *pages,
                            size_t n, const uint8_t *before, uint32_t flags, const kvl_after *after, kvl_task *task);
 
 /*
- * kvl_dump_blocks stores block keys[i] from page pages[i] of the cache. Do not change the pages until KVL_SOURCE_FREE. The
- * keys are in the order of a prompt, with all page groups sorted by tokens: the last is evicted first. before: NULL, or the
- * key of the block before keys[0], if a prompt is stored in pieces.
+ * kvl_dump_blocks stores block keys[i] from page pages[i] of the cache. Do not change the pages until KVL_SOURCE_FREE. Pass the
+ * keys in the order of the prompt, those of all page groups sorted by their tokens. The last block is evicted first.
+ * before: NULL, or the key of the block before keys[0], if a prompt is stored in pieces.
  * after: NULL, or the work that writes the pages; the copies wait for it on the device.
  */
 kvl_status kvl_dump_blocks(kvl_engine engine, kvl_cache cache, const uint8_t *keys, const uint32_t *pages, size_t n,
@@ -230,17 +233,17 @@ kvl_status kvl_results(kvl_task task, kvl_result *results, size_t n);
 /*
  * kvl_left_out writes JSON as kvl_stats does: an array with an object for each tier that did not store all blocks of a dump,
  * because it was full, failed or was gone: its name (tier), the number of these blocks (blocks), and the error of the first
- * (cause). These blocks are durable in the other tiers; without one they have failed.
+ * (cause). These blocks are durable in another tier, or have failed if there is none.
  */
 kvl_status kvl_left_out(kvl_task task, char *buffer, size_t *bytes);
 
 /*
- * kvl_load_seconds writes the duration of a load that has ended, without waiting for kvl_after, and 0 for other tasks.
+ * kvl_load_seconds writes the duration of a load that has ended, without its wait for kvl_after, and 0 for other tasks.
  * KVL_PENDING: the load has not ended.
  */
 kvl_status kvl_load_seconds(kvl_task task, double *seconds);
 
-/* kvl_cancel cancels a task and does not wait. The task ends when the hardware has stopped. */
+/* kvl_cancel requests the cancellation of a task and does not wait. The task ends when the hardware has stopped. */
 kvl_status kvl_cancel(kvl_task task);
 
 /* kvl_free frees a task's handle. The task continues. */
@@ -302,7 +305,7 @@ kvl_status kvl_allocator_stats(int32_t device, char *buffer, size_t *bytes);
 /*
  * kvl_stats and kvl_notes write JSON with a terminating zero byte to a buffer of *bytes. They set *bytes to the length of the
  * JSON, including the zero byte, and return KVL_NO_SPACE if the buffer is too small. Notes are an array of messages about the
- * opened engine, such as fallbacks and their reasons. The figures are described in docs/library.md.
+ * opened engine, such as fallbacks and their reasons. docs/library.md documents the statistics.
  */
 kvl_status kvl_stats(kvl_engine engine, char *buffer, size_t *bytes);
 kvl_status kvl_notes(kvl_engine engine, char *buffer, size_t *bytes);
@@ -336,8 +339,9 @@ typedef struct kvl_blocks {
 /*
  * kvl_open_manager opens a manager. `config` is {"ranks": [the configuration of each worker's kvl_open], "blocks": n}. Workers
  * with the same blocks in the same directories may be given once. "blocks" limits the blocks in each worker's cache; the
- * maximum is the number of slots of the smallest cache. The default is that number without the sixteenth for blocks that are
- * being written to files. "direct": true: all workers use direct storage, and jobs may be direct.
+ * maximum is the number of slots of the smallest cache. The default is fifteen sixteenths of that number: the rest is for blocks
+ * that are being written to files. "direct": true means that all workers use direct storage. The manager may then create direct
+ * jobs.
  */
 kvl_status kvl_open_manager(const char *config, kvl_manager *manager);
 
@@ -368,7 +372,8 @@ kvl_status kvl_manager_computed(kvl_manager manager, int64_t tokens, double seco
 
 /*
  * kvl_manager_load pins blocks that are all KVL_THERE or KVL_BELOW. Each worker then passes their keys to kvl_load_blocks.
- * KVL_NOT_FOUND, KVL_BUSY: a block is absent, is KVL_UNDER_WAY, or has no space; then no block is pinned.
+ * It returns KVL_NOT_FOUND if a block is absent, and KVL_BUSY if a block is KVL_UNDER_WAY or there is no space for it. Then no
+ * block is pinned.
  */
 kvl_status kvl_manager_load(kvl_manager manager, const kvl_blocks *blocks, kvl_job *job);
 
@@ -388,8 +393,9 @@ kvl_status kvl_job_size(kvl_job job, size_t *blocks, size_t *evicted);
 kvl_status kvl_job_evicted(kvl_job job, uint32_t *groups, uint8_t *hashes, size_t hash_bytes, size_t n);
 
 /*
- * kvl_job_loaded reports the times of a job that loads, before kvl_job_end. seconds: of the slowest worker (kvl_load_seconds).
- * wait: from the decision to load to the use of the blocks, or 0 if unknown. tokens: of other requests, computed meanwhile.
+ * kvl_job_loaded reports the times of a job that loads, before kvl_job_end. seconds: the duration of the slowest worker's load
+ * (kvl_load_seconds). wait: the seconds from the decision to load to the use of the blocks, or 0 if unknown. tokens: the number
+ * of tokens of other requests that were computed meanwhile.
  */
 kvl_status kvl_job_loaded(kvl_job job, double seconds, double wait, int64_t tokens);
 
@@ -399,7 +405,7 @@ kvl_status kvl_job_loaded(kvl_job job, double seconds, double wait, int64_t toke
  */
 kvl_status kvl_job_direct(kvl_job job, uint8_t *direct);
 
-#define KVL_POOLED 2u /* a block of a direct job is in a worker's memory; workers drop it before the next job */
+#define KVL_POOLED 2u /* a block of a direct job that is in a worker's memory; workers drop it before the next job */
 
 /*
  * kvl_job_end ends a job after all workers have finished it, and frees its handle. failed is NULL, or 1 for each of the
@@ -418,8 +424,8 @@ kvl_status kvl_manager_reset(kvl_manager manager);
 kvl_status kvl_manager_stats(kvl_manager manager, char *buffer, size_t *bytes);
 
 /*
- * kvl_drop removes blocks from a worker's memory, but not from files. It does not wait and ignores absent blocks. stay: the
- * number of blocks that are still in use and stay for now; they are evicted later.
+ * kvl_drop removes blocks from a worker's memory, but not from files. It does not wait and ignores absent blocks. It sets stay
+ * to the number of blocks that are still in use; these are evicted later.
  */
 kvl_status kvl_drop(kvl_engine engine, const uint8_t *keys, size_t n, size_t *stay);
 

@@ -81,7 +81,7 @@ def sides(gib: float, store: dict[str, Any], more: dict[str, Any]) -> dict[str, 
 
 
 WORKLOADS = ("memory", "gpu", "online", "turns")
-FILLED = ("memory", "gpu")  # asked once before the rounds, so that the caches have the prompts
+FILLED = ("memory", "gpu")  # run once before the rounds, to fill the caches with the prompts
 
 
 def workload(a: argparse.Namespace, name: str, seed: int, scratch: Path) -> list[str]:
@@ -272,7 +272,7 @@ def figures(result: dict[str, Any], tokens: dict[str, float]) -> dict[str, Any]:
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """Return a Markdown table with a line for each workload, concurrency and side.
 
-    Values are medians over the rounds. The median TTFT has its least and most in brackets.
+    Values are medians over the rounds. The smallest and largest median TTFT follow in brackets.
     """
     names = ["workload", "at a time", "side", "TTFT median, ms", "mean", "p99", "TPOT mean", "median", "p99"]
     names += ["ITL mean", "median", "p99", "tokens/s", "hits GPU, other", "requests, failed"]
@@ -299,7 +299,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def plan(a: argparse.Namespace) -> Iterator[tuple[int, int, str, str]]:
-    """Yield concurrency, round, workload and side of each run, sides innermost."""
+    """Yield the concurrency, round, workload and side of each run. The side changes fastest."""
     for concurrency in a.concurrency:
         for n in range(1, a.rounds + 1):
             for work in a.workloads:

@@ -5,9 +5,9 @@
     # a tiny model, two processes on the CPU
     torchrun --nproc-per-node 2 tp.py
 
-The model is tensor parallel by hand: each process has a part of the heads and of the feed-forward
-layers, and two sums per layer combine their results. Each process has a store of its own for the KV
-of its heads. The prefix of a request is the longest one in all stores.
+The script implements tensor parallelism itself. Each process has a part of the heads and of the
+feed-forward layers, and two sums per layer combine the results. Each process has a store for the KV
+of its heads. The prefix of a request is the longest one that all stores have.
 
 Requests run one after another. Each has 1,024 tokens, of which 80 % are one of a few prefixes, and
 generates 32 tokens. Without the store, the whole prompt is computed. The loaded KV must equal that
@@ -45,7 +45,7 @@ ROWS = ("self_attn.o_proj", "mlp.down_proj")
 
 
 class Summed(nn.Module):  # type: ignore[misc]
-    """A linear layer with some of its inputs in each process. Its result is the sum of theirs."""
+    """A linear layer whose inputs are split among the processes. Sums the partial results."""
 
     def __init__(self, weight: Any) -> None:
         super().__init__()
@@ -93,7 +93,7 @@ class Rank:
         )
 
     def in_time(self) -> bool:
-        """Return whether the budget of every process lasts."""
+        """Return whether no process has exceeded its time budget."""
         return bool(self.common(time.perf_counter() - STARTED < self.args.budget))
 
     def common(self, n: int) -> int:
@@ -179,7 +179,7 @@ def measure(rank: Rank, args: argparse.Namespace) -> tuple[list[dict[str, Any]],
             found = int(past.get_seq_length())
             held = [(x.keys, x.values) for x in past.layers]
             stamps, out = rank.generate(ids, past)
-            if i >= args.prefixes:  # not the first ones: they load kernels and fill caches
+            if i >= args.prefixes:  # the first requests load kernels and fill caches
                 firsts[kind].append(stamps[0] - begin)
                 gaps[kind].append([b - a for a, b in itertools.pairwise(stamps)])
             if kind != "without":

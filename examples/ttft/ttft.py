@@ -6,9 +6,9 @@
     python ttft.py --preset 8b --json ttft.json
 
 In the reference, transformers keeps the prefix on the device. KV and logits of every other run must
-equal those of the reference, bit for bit. The others are transformers' offloading, pinned memory
-copied by hand, and kvlane: in memory, in files in the page cache, in files on disk, and in files
-after a restart of the process.
+equal those of the reference, bit for bit. The other runs load the prefix by transformers'
+offloading, by a plain copy from pinned memory, and by kvlane: from memory, from files in the page
+cache, from files on disk, and from files after a restart of the process.
 """
 
 from __future__ import annotations
@@ -80,7 +80,10 @@ class Row:
 
 
 def row(tokens: int, source: str, times: list[float], **more: Any) -> Row:
-    """Return a row with the median and the 99th percentile, the longest of fewer than 100 times."""
+    """Return a row with the median and the 99th percentile of times.
+
+    With fewer than 100 times the latter is the longest.
+    """
     ordered = sorted(times)
     return Row(tokens, source, len(ordered), statistics.median(ordered), ordered[math.ceil(0.99 * len(ordered)) - 1], **more)
 
@@ -100,7 +103,7 @@ def machine(device: str, began: datetime, gpu: Any) -> dict[str, Any]:
 
 
 def driver_version() -> str:
-    """Return NVML's version of the driver and of its CUDA, which torch lacks, or nothing."""
+    """Return the versions of the driver and of its CUDA from NVML, or nothing without NVML."""
     text, number = ctypes.create_string_buffer(80), ctypes.c_int()
     try:
         nvml = ctypes.CDLL("libnvidia-ml.so.1")
@@ -133,7 +136,7 @@ class Bench:
         self.token_bytes = 2 * config.num_hidden_layers * config.num_key_value_heads * head * self.model.dtype.itemsize
 
     def prompt(self, tokens: int) -> Any:
-        """Return a prompt of [1, tokens], another one for each length."""
+        """Return a prompt of [1, tokens] that differs for each length."""
         generator = torch.Generator().manual_seed(tokens)
         return torch.randint(3, self.model.config.vocab_size, (1, tokens), generator=generator)
 
@@ -147,7 +150,7 @@ class Bench:
             torch.cuda.synchronize(self.device)
 
     def first_token(self, ids: Any, past: Any) -> Any:
-        """Return the logits of the token after ids, once it is on the CPU. past has a prefix."""
+        """Return the logits of the token after ids, copied to the CPU. past has a prefix of ids."""
         rest = ids[:, int(past.get_seq_length()) :].to(self.device)
         with torch.no_grad():
             logits = self.model(rest, **{CACHE_OPTION: past}, use_cache=True, logits_to_keep=1).logits[0, -1]
@@ -155,7 +158,7 @@ class Bench:
         return logits
 
     def time(self, work: Callable[[], Any]) -> tuple[float, Any]:
-        """Return the seconds of work, with its part on the device, and its result."""
+        """Return the duration of work in seconds, including work on the device, and its result."""
         self.sync()
         begin = time.perf_counter()
         out = work()
@@ -227,14 +230,14 @@ class Reference:
 
 
 def by_transformers(bench: Bench, ref: Reference) -> Iterator[Row]:
-    """Measure the means of transformers and of torch."""
+    """Measure transformers' offloading and plain copies by torch."""
     tokens, times = ref.ids.shape[1], []
     for i in range(bench.args.repeat + 1):
         seconds, _ = bench.time(lambda: bench.first_token(ref.ids, DynamicCache()))
         if i:
             times.append(seconds)
     yield row(tokens, "computed in full", times)
-    # The cache is made before the time starts: it would have stayed on the device.
+    # The cache is created before the measurement: an engine would have kept it on the device.
     box: list[Any] = []
     yield ref.measure("kept on the device", lambda: box[-1], lambda: box.append(ref.kept()))
     box.clear()
@@ -269,7 +272,7 @@ def out_of_page_cache(directory: str) -> None:
 
 
 def of_kvlane(bench: Bench, cache: KVLaneCache, ref: Reference, directory: str) -> Iterator[Row]:
-    """Measure kvlane's hits in memory, and in files, with an emptied memory before each run."""
+    """Measure kvlane's hits in memory and in files. Before a run from files, memory is emptied."""
     tokens, keys = ref.ids.shape[1], cache.store.token_keys(ref.ids[0].tolist(), bench.args.block_tokens)
     # The first row is the time to store, without computing and without the writes to files.
     stored, _ = bench.time(lambda: cache.save(ref.ids, ref.past))
@@ -302,7 +305,7 @@ def of_kvlane(bench: Bench, cache: KVLaneCache, ref: Reference, directory: str) 
 
 
 def drop_all_of(store: kvlane.Store, keys: kvlane.Keys, timeout: float = 60) -> None:
-    """Drop blocks from memory, so that only files have them."""
+    """Drop blocks from memory, so that they are only in files."""
     end = time.monotonic() + timeout
     while stay := store.drop(keys):
         if time.monotonic() > end:
@@ -330,8 +333,8 @@ def copy_rate(bench: Bench) -> float:
 def file_rate(bench: Bench, directory: str, *, direct: bool) -> float:
     """Return the bytes per second of plain reads of the files by READERS threads.
 
-    The reads go through the page cache, or past it if direct. The memory is as long as the files,
-    and pinned if there is a GPU. A few buffers, used in turn, would stay in the caches of the CPUs.
+    The reads use the page cache unless direct. The memory is as long as the files, because a few
+    reused buffers would stay in the caches of the CPUs. It is pinned if there is a GPU.
     """
     files = files_of(directory)
     ends = list(itertools.accumulate(-(-p.stat().st_size // PAGE) * PAGE for p in files))
@@ -409,11 +412,10 @@ def loads_alone(bench: Bench, lengths: list[int], directory: str) -> Iterator[Ro
 
 
 class Decoding:
-    """Another request, decoded in a thread on a stream of its own.
+    """Another request, decoded in its own thread and stream.
 
-    It decodes the same token again and again, with a CUDA graph as engines do. If kernels were
-    launched one by one, and memory allocated in between, a model this small would mostly wait for
-    its process.
+    It decodes the same token repeatedly, with a CUDA graph as engines do. Without a graph, a model
+    this small would mostly wait for kernel launches and allocations.
     """
 
     def __init__(self, bench: Bench, tokens: int) -> None:
@@ -464,8 +466,8 @@ class Decoding:
     def rate(self, begin: float, end: float) -> float:
         """Return the tokens per second of the whole batch between two times.
 
-        The rate is that from the first to the last token in between. The number of tokens divided
-        by the time would be wrong by up to one in about eighty.
+        The rate is computed from the times of the first and last token between them. Dividing by
+        end - begin would add an error of up to one token in about eighty.
         """
         stamps = [s for s in self.stamps if begin <= s < end]
         steps, seconds = (len(stamps) - 1, stamps[-1] - stamps[0]) if len(stamps) > 1 else (len(stamps), end - begin)
@@ -484,10 +486,10 @@ class Decoding:
 
 
 def decode_while_loading(bench: Bench, cache: KVLaneCache, ids: Any) -> dict[str, Any]:
-    """Measure the rate of another request: alone, beside loads, and beside plain copies.
+    """Measure the decoding rate of another request: alone, during loads, and during plain copies.
 
-    The loads are of this prompt's prefix. The three take turns, so that other work of the machine
-    affects all of them.
+    The loads are of this prompt's prefix. The three measurements alternate, so that other work of
+    the machine affects all of them.
     """
     seconds, rounds = bench.args.decode_seconds, 4
     size = bench.prefix(ids.shape[1]) * bench.token_bytes
@@ -643,7 +645,7 @@ def measure(args: argparse.Namespace, lengths: list[int], directory: str, scratc
         add(r)
     rates["page cache"] = file_rate(bench, alone, direct=False)
     rates["disk"] = file_rate(bench, alone, direct=True)
-    del bench.model, cache  # the child has its own
+    del bench.model, cache  # free the memory for the child's own model
     if bench.cuda:
         torch.cuda.empty_cache()
     for r in after_restart(args, blocks, lengths, scratch):

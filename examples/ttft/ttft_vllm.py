@@ -6,8 +6,8 @@
     python ttft_vllm.py --preset 8b --json ttft-vllm.json
 
 In the reference, vLLM keeps the prefix on the device. Token and logprobs of every other hit must
-equal those of the reference, bit for bit. The others are pinned memory of kvlane's connectors and
-of vLLM's own offloading, and kvlane's files, from which a new engine loads.
+equal those of the reference, bit for bit. The other hits are in pinned memory, of kvlane's
+connectors and of vLLM's own offloading, and in kvlane's files, from which a new engine loads.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class Engine:
         return seconds, {"cached": out.num_cached_tokens, "likely": {str(t): p.logprob for t, p in likely.items()}}
 
     def store_all(self, directory: str | None = None, timeout: float = 300) -> None:
-        """Run steps of the engine, so that computed blocks are stored, until no more files come."""
+        """Run steps of the engine until all computed blocks are stored and no files are added."""
         end, seen, since = time.monotonic() + timeout, -1, time.monotonic()
         for i in range(10):
             self.ask(random.Random(f"settle {i} {end}").choices(range(3, 500), k=REST))
@@ -202,7 +202,7 @@ def pool_bytes(args: argparse.Namespace) -> int:
 
 
 def plans(args: argparse.Namespace, directory: str) -> dict[str, tuple[Callable[[], None], Callable[..., Runs], tuple[Any, ...]]]:
-    """Return by name the preparation in this process, and the work of a process of its own."""
+    """Return for each run a preparation for this process, and a function and its arguments for a new one."""
     files, whole = os.path.join(directory, "blocks"), functools.partial(kvlane, args, "Connector")
     own = {"kv_connector": "OffloadingConnector", "kv_connector_extra_config": {"cpu_bytes_to_use": pool_bytes(args)}}
 
@@ -224,7 +224,7 @@ def plans(args: argparse.Namespace, directory: str) -> dict[str, tuple[Callable[
 
 
 def child(out: str, work: Callable[..., Runs], args: argparse.Namespace, rest: tuple[Any, ...]) -> None:
-    """Do work in a process of its own, and write its results to a file."""
+    """Run work in a child process, and write its results to a file."""
     try:
         Path(out).write_text(json.dumps(work(args, *rest)))
     except BaseException:
@@ -255,7 +255,7 @@ def table(args: argparse.Namespace, runs: Runs) -> tuple[list[Row], list[str]]:
                 wrong.append(f"{tokens} tokens, {source}: {found} tokens were there")
             elif same is False:
                 wrong.append(f"{tokens} tokens, {source}: NOT IDENTICAL")
-            # The load takes the time beyond that with KV kept on the device.
+            # The duration of the load is the time beyond that with KV kept on the device.
             rate = f"{line.kv_bytes / (line.median - kept) / 1e9:8.2f}" if loaded and kept and line.median > kept else " " * 8
             verdict = {True: "identical", False: "NOT IDENTICAL", None: ""}[same] if found == [tokens * loaded] else "NOT FOUND"
             print(f"{tokens:>7}  {source:<38} {1e3 * line.median:>10.2f} {1e3 * line.p99:>10.2f} {rate}  {verdict}".rstrip())

@@ -14,8 +14,8 @@ import (
 type Set struct {
 	mu     sync.Mutex
 	closed bool   // guarded by mu
-	uses   []*Use // guarded by mu: uses in progress, and some ended ones
-	many   int    // guarded by mu: length of uses at which ended ones are removed
+	uses   []*Use // guarded by mu; uses in progress, and ended ones that were not removed yet
+	many   int    // guarded by mu; ended uses are removed when uses has this length
 }
 
 // Use is the registration of one task. It begins before the task starts.

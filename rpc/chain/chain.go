@@ -1,8 +1,8 @@
 // Package chain has sequences of memory blocks: host, host-pinned and device memory in any order.
 // Chains share blocks by reference counts, so slices and appends copy no bytes.
 //
-// A Block knows the kind of its memory from its constructor. Code that parses bytes takes host
-// bytes (Bytes, CopyTo, Buffers): these return ErrNotSupported for device memory.
+// The constructor of a Block sets the kind of its memory. Methods that return or copy bytes (Bytes,
+// CopyTo, Buffers) return ErrNotSupported for device memory.
 package chain
 
 import (
@@ -60,7 +60,8 @@ func (b *Block) Len() int64 {
 // OnDevice reports whether the CPU cannot read the block.
 func (b *Block) OnDevice() bool { return b.bytes == nil && b.extent.Region != nil }
 
-// Release ends one use of the block. NewHost, NewRegistered and each chain hold one.
+// Release drops one reference to the block. NewHost and NewRegistered return one, and each chain
+// has its own.
 func (b *Block) Release() {
 	switch n := b.refs.Add(-1); {
 	case n == 0 && b.free != nil:
@@ -240,7 +241,7 @@ func (c *Chain) Extents() ([]mem.Extent, error) {
 	return list, nil
 }
 
-// Release ends the use of all blocks. The chain is empty afterwards. A nil chain has none.
+// Release drops the references to all blocks and empties the chain. A nil chain is empty.
 func (c *Chain) Release() {
 	if c == nil {
 		return

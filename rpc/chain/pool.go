@@ -19,8 +19,8 @@ type pooled struct {
 	memory []byte
 }
 
-// Get returns a block of host memory of at least min(n, 1 MiB) bytes, with any content. Release
-// makes its memory available to later calls. A block that is not released is garbage collected.
+// Get returns a block of host memory of at least min(n, 1 MiB) bytes. The memory is not cleared.
+// Release makes it available to later calls. A block that is not released is garbage collected.
 func Get(n int) *Block {
 	class := bits.Len(uint(min(max(n, minPooled), maxPooled)-1)) - bits.Len(uint(minPooled-1))
 	p, _ := pools[class].Get().(*pooled)

@@ -1,5 +1,5 @@
-// Command protogen compiles .proto files to Go without protoc. Its arguments are paths below the
-// current directory, which is the import path of the files. The output is beside each file.
+// Command protogen compiles .proto files to Go without protoc. Its arguments are paths relative to
+// the current directory, as in import statements. It writes each .pb.go file next to its .proto file.
 package main
 
 import (

@@ -44,7 +44,7 @@ func (h *Header) Compile(t *testing.T, body string) {
 	cc := Compiler(t, h.Feature)
 	check := func(body string) ([]byte, error) {
 		src := filepath.Join(t.TempDir(), "check.c")
-		// Headers declare functions that older C libraries hide in strict modes.
+		// Older C libraries declare some functions of the headers only with _GNU_SOURCE.
 		if err := os.WriteFile(src, []byte("#define _GNU_SOURCE\n#include <stddef.h>\n#include <stdint.h>\n"+h.Include+"\n"+body), 0o600); err != nil {
 			t.Fatal(err)
 		}

@@ -13,7 +13,7 @@ from . import _lib, errors
 def encode(config: Mapping[str, Any]) -> str:
     """Return a configuration as JSON, with paths as texts.
 
-    Raises Invalid for a value that JSON does not have.
+    Raises Invalid for a value that JSON cannot represent.
     """
 
     def path(value: Any) -> Any:
@@ -30,9 +30,9 @@ def encode(config: Mapping[str, Any]) -> str:
 
 
 def merged(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `config` with the settings of the file that its key `config` names.
+    """Return `config` merged with the file that its key `config` names.
 
-    Its own keys take precedence.
+    Keys of `config` override those of the file.
     """
     if "config" not in config:
         return dict(config)
@@ -66,7 +66,7 @@ def with_folder(store: Mapping[str, Any], name: str) -> dict[str, Any]:
 def tenant(value: Any) -> str:
     """Return a tenant's name.
 
-    Raises Invalid unless it is a text: a number and its digits would be one tenant.
+    Raises Invalid unless it is a string: the number 1 and the string "1" would name one tenant.
     """
     if not isinstance(value, str):
         raise errors.Invalid(f"tenant is {value!r}: give a string")

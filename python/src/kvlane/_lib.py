@@ -1,6 +1,6 @@
 """Binding of libkvlane by ctypes. The library is loaded on first use and never unloaded.
 
-This is the only module that knows kvlane.h.
+No other module depends on kvlane.h.
 """
 
 from __future__ import annotations
@@ -167,8 +167,8 @@ class Library:
     def finish(self, name: str, handle: int, timeout: float | None) -> None:
         """Call kvl_<name> with a timeout in seconds. Raises unless it returns KVL_OK.
 
-        In the main thread Ctrl-C ends the wait, and the call continues in a thread of its own. The
-        call is not cut into slices, because each end of a slice would abandon unfinished work.
+        In the main thread Ctrl-C ends the wait, and the call continues in another thread. The call
+        is not repeated with short timeouts, because each timeout would abandon unfinished work.
         """
         args = (name, handle, milliseconds(timeout))
         if (timeout is not None and timeout <= SLICE) or threading.current_thread() is not threading.main_thread():
@@ -222,8 +222,8 @@ def path() -> str:
 def library() -> Library:
     """Return the library. The first call loads it."""
     global _library  # noqa: PLW0603 -- one per process, as it is never unloaded
-    # No lock: a child of fork() could inherit it locked. Concurrent first calls each make a table
-    # of the same library.
+    # No lock: a child of fork() could inherit it locked. Concurrent first calls each create a
+    # Library for the same shared object, which does no harm.
     if _library is None:
         _library = Library(path())
     return _library

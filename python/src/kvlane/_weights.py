@@ -16,8 +16,8 @@ _MODULES, _PARAMETERS, _BUFFERS, _VERSION, _VALUES = (
     operator.attrgetter("_modules"), operator.attrgetter("_parameters"), operator.attrgetter("_buffers"),
     operator.attrgetter("_version"), dict.values,
 )  # fmt: skip
-# Elements that are read of each tensor (approximately). A few detect a write to the whole tensor,
-# as by an optimiser, an average or a copy of other weights.
+# Approximate number of elements to sample from each tensor. A few are enough to detect a write to
+# the whole tensor, such as an optimiser step or a copy of other weights.
 _ELEMENTS = 16
 _HOST = "cpu"  # the device whose memory is read by address
 
@@ -26,8 +26,8 @@ class Weights:
     """A model's modules, tensors and adapters."""
 
     def __init__(self, model: Any) -> None:
-        # The modules are listed once, as listing them takes longer than all other checks. A
-        # replaced module shows as a different child.
+        # The modules are listed once, because listing them takes longer than all other checks.
+        # state() compares the children of each module and so detects replaced modules.
         self._modules = list(model.modules())
         self._adapted = [m for m in self._modules if identity.adapted(m)]
         configs = (vars(m).get("config") for m in self._modules)
@@ -63,9 +63,9 @@ class Weights:
 
 
 class _Samples:
-    """Evenly spread elements of tensors, valid while the tensors stay in place.
+    """Evenly spread elements of tensors, valid while the tensors are not moved.
 
-    It keeps no tensor: memory that the model releases must be freed.
+    It holds no reference to a tensor, so that memory released by the model is freed.
     """
 
     def __init__(self, tensors: Sequence[Any]) -> None:
@@ -100,7 +100,8 @@ class _Samples:
 def _memory(size: int, addresses: Sequence[int]) -> tuple[Any, Any]:
     """Return host memory as one tensor of elements of a size, and the indices of addresses.
 
-    The tensor owns nothing. One call per sampled tensor would take longer than the rest of a load.
+    The tensor does not own the memory. A single tensor for all samples is used because one call of
+    torch per tensor would take longer than the rest of a load.
     """
     kind = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}[size]
     first, end = min(addresses), max(addresses) + size

@@ -31,7 +31,10 @@ class LimitedLog:
         self._logged: dict[str, tuple[float, int]] = {}
 
     def add(self, kind: str, n: int, text: str) -> None:
-        """Count n failures. text describes them. Its %d is the number since the last record."""
+        """Count n failures.
+
+        text is the message to log, in which %d stands for the number since the last record.
+        """
         with self._lock:
             self.counts[kind] += n
             total, now = self.counts[kind], self._clock()
@@ -76,7 +79,7 @@ class Writes:
                 statuses = [r.status for r in task.results()]
                 self.note(statuses)
                 self.note_left_out(task, sum(s not in STORED for s in statuses))
-            except errors.Error as e:  # the store is closed: the result is lost
+            except errors.Error as e:  # the store is closed, and the result unknown
                 self._log.add(
                     type(e).__name__, len(task), "%d blocks may not have been written to files: " + str(e).replace("%", "%%")
                 )

@@ -47,7 +47,7 @@ class Invalid(Error, ValueError):
 
 
 class NotFound(Error, LookupError):
-    """A miss."""
+    """The block is not stored."""
 
     status = Status.NOT_FOUND
 

@@ -59,13 +59,13 @@ def revision(
 ) -> str:
     """Return the `revision` of a store's configuration, from a Hugging Face configuration.
 
-    config is an object or a dict. All of it counts except names, labels and special tokens: RoPE's parameters, sliding
-    windows, quantisation, layer types.
+    config is an object or a dict. The revision depends on all of it (parameters of RoPE, sliding
+    windows, quantisation, layer types) except names, labels and special tokens.
 
-    weights is a fingerprint of the weights. commit is their commit hash, by default the
-    configuration's own. One of them must be known. attention names the implementation that computes
-    KV, if it should count. layout is the memory layout, the order of tokens and heads in a page
-    ("NHD", "HND"). code identifies the code that computes KV, if it should count.
+    weights is a fingerprint of the weights. commit is their commit hash, by default that of the
+    configuration. One of the two is required. attention names the attention implementation, and
+    code identifies the code that computes KV; the revision does not depend on them if they are
+    empty. layout is the memory layout, the order of tokens and heads in a page ("NHD", "HND").
     """
     commit = commit or getattr(config, "_commit_hash", None)
     if not weights and not commit:
@@ -100,7 +100,7 @@ def from_hf_config(
     """Return the keys `model` and `revision` of a store's configuration.
 
     Use: Store({**from_hf_config(...), "store": ...}). dtype is the element type of the KV cache, by
-    default the configuration's. See revision for the rest.
+    default the configuration's. See revision for the other arguments.
     """
     whole = _as_dict(config)
     text = dict(whole.get("text_config") or whole)
@@ -140,8 +140,8 @@ def fingerprint(model: Any, elements: int | None = 4096) -> str:
     """Return a hash of a torch model's weights.
 
     It covers the name, shape and dtype of each parameter and buffer, and `elements` evenly spread
-    values of each. None takes all values, reading the whole model. Adapters (peft) count, and so
-    does their activation.
+    values of each. With None it covers all values and reads the whole model. It also covers the
+    adapters (peft), and which of them are active.
     """
     import torch
 
@@ -216,9 +216,10 @@ _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
 def folder_fingerprint(folder: Path | None, samples: int = 64, sample_bytes: int = 4096) -> str | None:
     """Return a hash of the weights in a folder, or None if there are none.
 
-    Files of a snapshot in the Hugging Face cache count by the names of their blobs, which are
-    content hashes, unless they were modified since. Other files count by name, length, modification
-    time and evenly spread samples. A copy with other modification times has another fingerprint.
+    For files of a snapshot in the Hugging Face cache it hashes the names of their blobs, which are
+    content hashes, unless the files were modified since. For other files it hashes the name,
+    length, modification time and evenly spread samples. So a copy with other modification times
+    has another fingerprint.
     """
     h, found = hashlib.sha256(), False
     for path in sorted(p for p in folder.iterdir() if p.suffix in _WEIGHTS) if folder else ():

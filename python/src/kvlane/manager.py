@@ -51,9 +51,10 @@ class _Names:
 
 
 class Job(_lib.Owned):
-    """A job of all workers for `blocks`.
+    """A load or store of `blocks` by all workers.
 
-    Before it, they drop `evicted` from memory (Store.drop). They load with promote=not `direct`.
+    Before the job, each worker drops the blocks `evicted` from memory (Store.drop). It runs a load
+    with promote=not `direct`.
     """
 
     def __init__(self, handle: int, blocks: Sequence[Block], size: int) -> None:
@@ -85,8 +86,8 @@ class Job(_lib.Owned):
         """End the job after every worker has finished it. Later calls do nothing.
 
         `failed` holds the indices of blocks that a worker could not store or load. The Manager
-        forgets them. `pooled` holds those of a direct job that a worker has in memory. The workers
-        drop them before the next job.
+        forgets them. `pooled` holds the indices of blocks of a direct job that are in a worker's
+        memory. The workers drop them before the next job.
         """
         handle = self._handle
         if not handle:
@@ -105,8 +106,9 @@ class Manager(_lib.Owned):
     """Index of the blocks in the stores of all workers. Safe from any thread.
 
     `ranks` are the configurations of the workers' Stores. `blocks` is the number of blocks that
-    each worker's memory may hold (None: as many as fit, less a sixteenth). metrics_addr is the
-    address that serves the metrics. direct: all workers use direct storage, and jobs may be direct.
+    each worker's memory may hold (None: fifteen sixteenths of its slots). metrics_addr is the
+    address that serves the metrics. direct: all workers use direct storage; the manager may then
+    create direct jobs.
     """
 
     def __init__(
@@ -151,7 +153,7 @@ class Manager(_lib.Owned):
     def worth(self, blocks: Sequence[Block], states: bytes, tokens: int) -> int:
         """Return how many of the blocks, from the first on, are faster to load than to compute.
 
-        The blocks are of one page group. Treat the others as misses. states is the result of
+        Treat the rest as misses. The blocks are of one page group, and states is the result of
         lookup. tokens is the number of tokens that need not be computed if all blocks are loaded.
         Returns all blocks until the durations of loading (Job.loaded) and of computing (computed)
         are known.
@@ -168,14 +170,14 @@ class Manager(_lib.Owned):
     def computed(self, tokens: int, seconds: float) -> None:
         """Report that computing the KV of `tokens` tokens took `seconds`.
 
-        Below 256 tokens it measures the fixed time of a step.
+        Reports of fewer than 256 tokens give the fixed time of a step.
         """
         self._lib.call("manager_computed", self._handle, _lib.number(tokens, "tokens"), seconds)
 
     def load(self, blocks: Sequence[Block]) -> Job:
-        """Pin blocks, all THERE or BELOW, for workers to load.
+        """Pin blocks for workers to load. The state of each must be THERE or BELOW.
 
-        Raises NotFound or Busy otherwise, and pins nothing.
+        Otherwise raises NotFound or Busy, and pins no block.
         """
         names = self._names(blocks)
         job = c.c_uint64()

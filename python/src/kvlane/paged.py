@@ -131,9 +131,9 @@ class Group:
 
 @dataclass
 class Addresses:
-    """A page group by addresses on the store's device, for memory without tensors.
+    """A page group given by addresses on the store's device, for memory without tensors.
 
-    keep references objects that must outlive the group.
+    keep is a reference to objects that must outlive the group.
     """
 
     planes: Sequence[int]

@@ -28,7 +28,7 @@ _LAST = 10.0  # seconds that the exit of the program waits for open stores
 
 
 class Lease(_lib.Owned):
-    """Lease of blocks, held until release or for the requested time.
+    """A lease, which keeps blocks from eviction until release or for the requested time.
 
     `found` is the number of leased blocks, from the first key on. Calls with a released lease raise
     Expired.
@@ -45,8 +45,8 @@ class Lease(_lib.Owned):
         """Return how many of the blocks, from the first on, are faster to load than to compute.
 
         tokens is the number of tokens that need not be computed if all blocks are loaded. Returns
-        all blocks until the durations of loading and, by Store.report_computed, of computing are
-        known. Store.report_delay adds a fixed delay of the program.
+        all blocks until the durations of loading and of computing (Store.report_computed) are
+        known. The delay of Store.report_delay is added to the duration of loading.
         """
         out = c.c_size_t()
         _lib.library().call("worth", self.handle, _lib.number(tokens, "tokens"), c.byref(out))
@@ -85,8 +85,8 @@ class Store(_lib.Owned):
         text = _config.encode(_config.merged(config))
         self.config: dict[str, Any] = json.loads(text)
         self._lib = _lib.library()
-        # No lock guards these, as a child of fork() could inherit it locked. Each use is one dict
-        # operation.
+        # No lock protects these, because a child of fork() could inherit it locked. Each access is
+        # one atomic dict operation.
         self._caches: dict[int, _lib.Registered] = {}  # by handle; keeps the tensors
         self._regions: dict[int, _lib.Registered] = {}  # likewise
         self._stuck: list[_lib.Registered] = []  # registration failed, but the memory must stay
@@ -134,7 +134,7 @@ class Store(_lib.Owned):
     def lookup(self, keys: Keys, timeout: float | None = None) -> bytes:
         """Return a byte for each key: 1 if its block is in memory, 2 if it is in files, else 0.
 
-        A lookup does not keep the blocks; a lease does.
+        The blocks may be evicted later; a lease prevents that.
         """
         there = bytearray(len(keys))
         if keys:
@@ -180,12 +180,12 @@ class Store(_lib.Owned):
         Do not access the pages until the task, or the layer in question, is done.
 
         after: a CUDA stream (torch.cuda.Stream or its number) whose current work may still access
-        the pages. The copies wait for it. Without it, such work may overwrite the loaded blocks.
-        layerwise: layer 0 is loaded first, and the task's wait_layer works. awaited: CUDA streams
-        will wait for the load by stream_wait. before: the key of the block before keys[0] in the
-        prompt. Not needed with a lease. promote: with direct storage, all blocks of files enter the
-        cache (True), or only those that direct storage cannot read (False). None: also those that
-        are requested again soon.
+        the pages. The copies wait for this work. Otherwise it may overwrite the loaded blocks.
+        layerwise: layer 0 is loaded first, and wait_layer of the task may be used. awaited: CUDA
+        streams will wait for the load by stream_wait. before: the key of the block before keys[0]
+        in the prompt. Not needed with a lease. promote: with direct storage, which blocks of files
+        enter the cache: all (True), those that direct storage cannot read (False), or those and the
+        ones that are requested again soon (None).
         """
         cache.check()
         numbers = self._pages(keys, pages)
@@ -264,13 +264,13 @@ class Store(_lib.Owned):
         return raw
 
     def prefetch(self, keys: Keys) -> Load:
-        """Bring blocks into memory, so that a later load finds them there."""
+        """Read blocks from files into memory, for later loads."""
         task = c.c_uint64()
         self._lib.call("prefetch", self._handle, keys.raw, len(keys), c.byref(task))
         return Load(task.value, len(keys))
 
     def drop(self, keys: Keys) -> int:
-        """Drop blocks from memory, but not from files. For blocks that a Manager's job has evicted.
+        """Drop blocks from memory, but not from files. Used for the evicted blocks of a Manager's job.
 
         Does not wait. Absent blocks are ignored. Returns the number of blocks that stay because
         they are in use.
@@ -296,13 +296,13 @@ class Store(_lib.Owned):
 
     @property
     def direct(self) -> bool:
-        """Report whether loads read files by direct storage, where they can."""
+        """Report whether loads read files by direct storage, where it is possible."""
         return bool(self.stats()["direct"]["on"])
 
     def metrics(self) -> str:
         """Return the store's metrics in Prometheus's text format.
 
-        For a program with an endpoint of its own. docs/metrics.md documents the metrics.
+        For a program that serves metrics itself. docs/metrics.md documents the metrics.
         """
         return self._lib.text("metrics", self._handle).decode(errors="replace")
 
@@ -317,7 +317,8 @@ class Store(_lib.Owned):
     def report_computed(self, tokens: int, seconds: float) -> None:
         """Report that computing the KV of `tokens` tokens of a prompt took `seconds`.
 
-        Reports of 256 tokens or more give the time per token. Others give the fixed time of a step.
+        Reports of 256 tokens or more give the time per token, smaller ones the fixed time of a
+        step.
         """
         self._lib.call("report_computed", self._handle, _lib.number(tokens, "tokens"), seconds)
 

@@ -23,8 +23,7 @@ _PAUSE, _YOUNG = 10e-3, 16e-3
 class Result(NamedTuple):
     """Outcome of one block.
 
-    undefined: a load may have written to the block's page, and the page does not hold the block. Do
-    not read it.
+    undefined: a failed load may have written to the block's page. Do not read the page.
     """
 
     status: Status
@@ -34,7 +33,7 @@ class Result(NamedTuple):
 class LeftOut(NamedTuple):
     """A tier that did not store all blocks of a dump.
 
-    blocks is the number of these blocks, and cause the error of the first of them.
+    blocks is the number of blocks that are missing there, and cause the error of the first.
     """
 
     tier: str
@@ -133,7 +132,8 @@ _awaited: queue.SimpleQueue[_Wait] = queue.SimpleQueue()
 def _watch() -> None:
     """Start the thread that polls all awaited tasks.
 
-    A pool of waiting threads could fill with waits that depend on a wait outside the pool.
+    With a pool of threads that wait, all threads could wait for tasks that depend on a wait for
+    which no thread is left.
     """
     threading.Thread(target=_poll_awaited, name="kvlane", daemon=True).start()
 
@@ -150,7 +150,7 @@ def _poll_awaited() -> None:
         waits = [w for w in waits if not _resolved(w)]
         age = begin - waits[-1].begin if waits else 0
         if waits and age < _YOUNG:
-            # Wait in the library: it returns at the end at once, and its waiters advance small
+            # Wait in the library: the call returns as soon as the task ends, and it speeds up small
             # loads.
             waits[-1].task._status(waits[-1].what, 1e-3)
         else:
@@ -211,7 +211,7 @@ class Dump(Task):
     def left_out(self) -> list[LeftOut]:
         """Return the tiers that did not store all blocks so far: they were full, failed or were gone.
 
-        These blocks are durable in the other tiers. Without one they have failed.
+        These blocks are durable in another tier, or have failed if there is none.
         """
         return [LeftOut(**t) for t in _lib.library().json("left_out", self._handle)]
 

@@ -65,7 +65,7 @@ _FATAL = (errors.Invalid, errors.Closed, errors.Forked)
 class _Group:
     """Layers of one shape, and the tensors that form a block.
 
-    They are K and V, or one of them if their sizes differ.
+    The tensors are K and V, or only one of them if their sizes differ.
     """
 
     heads: int
@@ -89,7 +89,7 @@ class _Group:
         every = [layers[layer][i] for layer in self.layers for i in self.tensors]
         item, pages = every[0].element_size(), every[0].shape[2] // block_tokens
         planes, heads = array.array("Q"), range(self.heads)
-        for t in every:  # few calls of torch per tensor, as there are hundreds of planes
+        for t in every:  # only a few calls of torch per tensor: there are hundreds of planes
             rows, step, *_ = t.stride()
             first, step = t.data_ptr() + row * rows * item, step * item
             planes.extend([first + head * step for head in heads])
@@ -97,7 +97,7 @@ class _Group:
 
 
 class _Computation:
-    """Duration of the model's next forward pass that continues from a cache."""
+    """Measures the model's next forward pass that continues from a cache."""
 
     def __init__(self, model: Any, past: Any, tokens: int, device: Any) -> None:
         self.tokens, self._past, self._device = tokens, weakref.ref(past), device
@@ -125,7 +125,7 @@ class _Computation:
             self.stop()
 
     def stop(self) -> None:
-        """Stop watching."""
+        """Remove the hooks from the model."""
         for hook in self._hooks:
             hook.remove()
 
@@ -222,7 +222,7 @@ class KVLaneCache:
         geometries = [{"name": name, **g.geometry(dtype, self.block_tokens)} for g in self._groups]
         if len(geometries) == 1:
             return _in_own_directory({**out, "model": geometries[0]}, store)
-        # without layers that keep nothing
+        # Layers without KV of their own are left out.
         parts = sorted((layer, g.tensors) for g in self._groups for layer in g.layers)
         groups = [
             {
@@ -281,7 +281,7 @@ class KVLaneCache:
             finally:
                 for lease in leases:
                     lease.release()
-            # A pass that waits for layers does not measure computing.
+            # The duration of a pass that waits for layers is not that of computing.
             self._watch(past, 0 if self._layer_loads else sum(len(row) - int(past.get_seq_length()) for row in rows))
         return past
 
@@ -304,21 +304,21 @@ class KVLaneCache:
         self._watched = _Computation(self.model, past, tokens, self._device) if tokens else None
 
     def _count(self, e: errors.Error) -> None:
-        """Count an error after which blocks are computed. Raises other errors."""
+        """Count an error after which blocks are computed. Raises errors in _FATAL."""
         if isinstance(e, _FATAL):
             raise e
         self.counts[f"failed_{e.status.name.lower()}"] += 1
 
     def _fill(self, past: Any, keys: Sequence[Keys], leases: list[Lease], found: int, layerwise: bool) -> float:
-        """Load the first `found` blocks of each row into past, as many as are valid in all rows.
+        """Load the first `found` blocks of each row into past, up to the first invalid one of a row.
 
         The blocks are loaded into their final memory. Returns the seconds of the slowest load.
-        layerwise: loads may still be in progress on return, and hold the leases. It returns 0.
+        layerwise: returns 0. The loads may still be in progress then, and hold the leases.
         """
         tokens, n = found * self.block_tokens, len(keys)
         parts = {layer: self._empty(s, n, tokens) for layer, s in self._shapes.items()}
         groups = len(self._groups)
-        self._quiesce()  # earlier use of this memory
+        self._quiesce()  # wait for earlier work that uses this memory
         awaited = layerwise and self._device.type == "cuda"
         with contextlib.ExitStack() as registered:  # its exit waits for accesses to the pages
             tasks = []
@@ -509,7 +509,7 @@ class KVLaneCache:
         except errors.Error as e:
             if loads is None or e is not loads.error:
                 raise
-            # the valid part; the model has computed no token yet
+            # Load the valid part. The model has not computed a token yet.
             past = self._load(ids, None, False)
             out = self._generate(ids, past, options)
         self.save(out if isinstance(out, torch.Tensor) else out.sequences, past)
@@ -584,12 +584,13 @@ class KVLaneCache:
 def _give(past: Any, parts: dict[int, tuple[Any, ...]], loads: LayerLoads | None = None) -> None:
     """Move each layer's K and V from parts into an empty cache.
 
-    Layers that would copy them needlessly keep these tensors. Tensors of a new DynamicCache may
-    still be loading.
+    The tensors are not copied if the layer can use them as they are. Tensors of a new DynamicCache
+    may still be loading.
     """
     while past.layer_class_to_replicate is not None and len(past.layers) <= max(parts):
         past.layers.append(past.layer_class_to_replicate())
-    # vars of the first such layer as transformers initializes it; its tensors cost a call each
+    # The attributes of the first layer of a kind, as transformers initializes it. Other layers copy
+    # them, because initializing a layer takes several calls of torch.
     like: dict[str, Any] | None = None
     for at, number in enumerate(sorted(parts)):
         k, v = parts.pop(number)

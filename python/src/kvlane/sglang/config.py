@@ -25,7 +25,7 @@ WAIT_SECONDS = 30.0
 class Rank:
     """Position of this process among the ranks.
 
-    It determines the part of a page that the process has.
+    It determines which part of a page's KV the process computes.
     """
 
     tp_rank: int = 0

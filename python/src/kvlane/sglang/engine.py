@@ -28,8 +28,8 @@ _SPEC = ("speculative_algorithm", "speculative_draft_model_path", "speculative_d
 def _field(bag: Any, name: str) -> Any:
     """Return an argument of SGLang.
 
-    Raises NotSupported if SGLang no longer has it: KV of different values would be taken for the
-    same.
+    Raises NotSupported if SGLang no longer has the argument. Otherwise KV computed with different
+    values of it would have the same identity.
     """
     try:
         return getattr(bag, name)
@@ -89,7 +89,7 @@ def restorable(pages: Pages, hashes: list[str], transfers: list[PoolTransfer], k
     for t in known:
         found = there.get(str(t.name), absent)
         if t.hit_policy == PoolHitPolicy.BLOCK_GROUPS:
-            continue  # never limits the others, and is not leased
+            continue  # never shortens the prefix, and is not leased
         if t.hit_policy == PoolHitPolicy.ALL_PAGES:
             own = set(range(1, prefix(found[:kv]) + 1))
         else:

@@ -13,7 +13,7 @@ MOST = 64
 
 
 class Leases:
-    """Leases by name: at most MOST, each for at most SECONDS. Safe from any thread."""
+    """At most MOST leases with names, each held for at most SECONDS. Safe from any thread."""
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()  # leases taken, and leases ended by reason
@@ -23,7 +23,7 @@ class Leases:
     def keep(self, name: str, lease: Lease) -> None:
         """Add a lease, replacing the previous one of that name.
 
-        Above MOST the oldest is released.
+        If there are more than MOST, releases the oldest.
         """
         with self._lock:
             self._pass(time.monotonic())

@@ -87,8 +87,8 @@ def device_pools(params: CacheInitParams, components: Any) -> DevicePoolGroup:
 class Linker(UnifiedCacheLinker):
     """Linker that SGLang creates by `--unified-cache-external-linker-backend dynamic`.
 
-    The option's object has "linker": "Linker". SGLang's scheduler calls it from one thread. Loads
-    and offloads each run in order in a thread of their own.
+    The option's object has "linker": "Linker". SGLang's scheduler calls it from one thread. One
+    thread runs the loads in order, another one the offloads.
 
     If a load fails, finish_layer_wise_loading returns False, and SGLang aborts the requests of that
     batch. Their pages are not written to afterwards.
@@ -265,7 +265,8 @@ class Linker(UnifiedCacheLinker):
     def reset(self) -> None:
         """Drop queued loads, wait for running work, and make all stored pages misses.
 
-        SGLang flushes its cache after every change of weights, and gives no reason with the call.
+        SGLang flushes its cache after every change of weights. It does not pass the reason, so
+        every flush is treated as a change of weights.
         """
         self._pending.clear()
         self._loads.wait()

@@ -103,7 +103,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Part:
-    """Pages of a pool, by SGLang's hashes."""
+    """Pages of a pool, identified by SGLang's hashes."""
 
     pool: str
     hashes: Sequence[str]
@@ -112,14 +112,15 @@ class Part:
 
 @dataclass
 class Batch:
-    """Keys and pages of a load or dump, with the entry of the parts for each key.
+    """Keys and pages of a load or dump.
 
-    before is the key before the first one, if it is known.
+    For each key, entries has the index of its part and the index of its hash in that part. before
+    is the key before the first one, if known.
     """
 
     keys: Keys
     pages: list[int]
-    entries: list[tuple[int, int]]  # (part, entry of it) of each key
+    entries: list[tuple[int, int]]
     parts: Sequence[Part]
     before: bytes | None
 
@@ -164,8 +165,8 @@ def digest(name: str, salt: bytes = b"") -> bytes:
 def numbers(indices: Any, page_size: int, n: int) -> list[int]:
     """Return the page numbers of n pages from their indices.
 
-    Each page has page_size indices, aligned and in order.
-    Raises Invalid if the indices are not so.
+    Each page has page_size consecutive indices, and the first is a multiple of page_size.
+    Raises Invalid otherwise.
     """
     flat = indices.detach().cpu().flatten()
     if flat.numel() != n * page_size:
@@ -211,7 +212,7 @@ class Pages:
             for _, planes in groupby(order, key=lambda p: (p.size, p.stride)):
                 self._of[pool.name].append(len(self.groups))
                 self.groups.append(Group(pool, tuple(planes)))
-        # The store's layers are all planes, in the order of SGLang's layers.
+        # Each plane is a layer of the store. Planes are in the order of SGLang's layers.
         ranked = sorted((p.layer, g, i) for g, group in enumerate(self.groups) for i, p in enumerate(group.planes))
         self._layers = [layer for layer, _, _ in ranked]
         of_group: list[list[int]] = [[] for _ in self.groups]
@@ -249,7 +250,7 @@ class Pages:
     def batch(self, parts: Sequence[Part], before: str | None = None) -> Batch:
         """Return the keys of parts, part by part and page by page.
 
-        before: the page before the first of the first part.
+        before: the hash of the page before the first page of the first part.
         """
         raw = bytearray()
         pages: list[int] = []
@@ -266,7 +267,7 @@ class Pages:
         return Batch(Keys(raw), pages, entries, parts, end)
 
     def there(self, parts: Sequence[Part]) -> list[list[bool]]:
-        """Report which pages are present. A lookup does not keep them; keep does."""
+        """Report which pages are present. They may be evicted later; keep prevents that."""
         batch = self.batch(parts)
         try:
             found = self.store.lookup(batch.keys, min(LOOKUP_SECONDS, self.wait_seconds))
@@ -309,8 +310,8 @@ class Pages:
     ) -> list[list[bool]]:
         """Load pages into the pools, or into another cache. Returns after the last write to them.
 
-        on_layer is called in order with each of SGLang's layers once it is on all pages, until a
-        page fails. before: as for batch.
+        on_layer is called with each of SGLang's layers, in order, once the layer is in all pages.
+        It is not called after a page has failed. before: as for batch.
         """
         batch = self.batch(parts, before)
         if not batch.keys:
@@ -346,8 +347,8 @@ class Pages:
         Files are written later. Pages that cannot be written are counted and stay in memory.
         before: as for batch.
 
-        written: wait for files too, at most wait_seconds. The answer is False for pages that could
-        not be written.
+        written: also wait until files are written, at most wait_seconds. The result is False for
+        pages that could not be written.
         """
         batch = self.batch(parts, before)
         if not batch.keys:
@@ -391,16 +392,16 @@ class Pages:
 
 
 class Staging:
-    """Memory for one page of every pool. For one thread at a time.
+    """Memory for one page of every pool. Use it from one thread at a time.
 
-    The page of `pool` is contiguous, plane after plane.
+    The planes of the page of `pool` are contiguous.
     """
 
     def __init__(self, pages: Pages, pool: str) -> None:
         self.size = sum(p.size for p in pages.pools[pool].planes)
         self._memory = (ctypes.c_char * sum(p.size for each in pages.pools.values() for p in each.planes))()
         self._address = end = ctypes.addressof(self._memory)
-        where: dict[int, int] = {}  # of each plane, by its address
+        where: dict[int, int] = {}  # offset of each plane, by the plane's address
         for each in sorted(pages.pools.values(), key=lambda p: p.name != pool):
             for plane in each.planes:
                 where[plane.address] = end

@@ -33,7 +33,7 @@ _SHARDED = ("mamba",)
 def host_pool(name: str, pool: Any, replicated: bool) -> Pool | None:
     """Return a host pool of SGLang's, with the layout that it reports.
 
-    Returns None if the pool only numbers the pages of others.
+    Returns None if the pool has no memory and only numbers the pages of other pools.
     """
     if getattr(pool, "kv_buffer", pool) is None:
         return None
@@ -71,9 +71,9 @@ def host_pool(name: str, pool: Any, replicated: bool) -> Pool | None:
 
 
 def _name(keys: Sequence[str] | None) -> str:
-    """Return the lease name of pages between a lookup and a load: the first page's key.
+    """Return the name of the lease of pages between a lookup and a load: the first page's key.
 
-    SGLang gives no name.
+    SGLang passes no name of a request.
     """
     return keys[0] if keys else ""
 
@@ -204,13 +204,13 @@ class Storage(HiCacheStorage):
     def batch_get_v2(
         self, transfers: list[PoolTransfer], extra_info: HiCacheStorageExtraInfo | None = None
     ) -> dict[str, list[bool]]:
-        """batch_get_v1 for several pools at once."""
+        """Like batch_get_v1, for several pools at once."""
         return self._v2(transfers, _before(extra_info), load=True)
 
     def batch_set_v2(
         self, transfers: list[PoolTransfer], extra_info: HiCacheStorageExtraInfo | None = None
     ) -> dict[str, list[bool]]:
-        """batch_set_v1 for several pools at once."""
+        """Like batch_set_v1, for several pools at once."""
         return self._v2(transfers, _before(extra_info), load=False)
 
     def _v2(self, transfers: list[PoolTransfer], before: str | None, load: bool) -> dict[str, list[bool]]:
@@ -251,7 +251,7 @@ class Storage(HiCacheStorage):
     ) -> PoolTransferResult:
         """Return the length of the prefix that is present in all pools.
 
-        Leased as by batch_exists.
+        Leases the pages like batch_exists.
         """
         return restorable(self.pages, keys, list(pool_transfers or ()), _name(keys))
 
@@ -270,7 +270,7 @@ class Storage(HiCacheStorage):
         return target_location
 
     def batch_get(self, keys: list[str], target_locations: Any = None, target_sizes: Any = None) -> list[torch.Tensor | None]:
-        """get for several pages."""
+        """Like get, for several pages."""
         return [self.get(k, t) for k, t in zip(keys, target_locations, strict=True)]
 
     def set(self, key: str, value: Any = None, target_location: Any = None, target_sizes: Any = None) -> bool:
@@ -283,7 +283,7 @@ class Storage(HiCacheStorage):
             return self.pages.dump([Part(KV, [key], [0])], cache=staging.cache, written=True)[0][0]
 
     def batch_set(self, keys: list[str], values: Any = None, target_locations: Any = None, target_sizes: Any = None) -> bool:
-        """set for several pages. Reports whether all were stored."""
+        """Like set, for several pages. Reports whether all were stored."""
         stored = [self.set(k, v) for k, v in zip(keys, values, strict=True)]
         return all(stored)
 

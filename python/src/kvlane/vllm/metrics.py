@@ -165,10 +165,11 @@ def _sum(kind: str, a: Any, b: Any) -> Any:
 def spread(counts: list[float], bounds: list[float], total: float) -> list[tuple[float, int]]:
     """Return (value, count) pairs that reproduce a histogram's buckets and its sum.
 
-    counts are those of the buckets that end at the bounds. total is the sum of the values.
+    counts are the numbers of values in the buckets that end at the bounds, and in the last bucket,
+    which has no bound. total is the sum of the values.
     """
     low = sum(n * lo for n, lo in zip(counts, [0.0, *bounds], strict=True))
-    # The last bucket has no bound: its values share the rest of the total.
+    # The values in the last bucket get the rest of the total in equal parts.
     last = counts[-1]
     most = bounds[-1] + max(0.0, total - low) / last if last else bounds[-1]
     wide = sum(n * (hi - lo) for n, lo, hi in zip(counts, [0.0, *bounds], [*bounds, most], strict=True))

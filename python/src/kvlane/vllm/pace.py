@@ -7,11 +7,11 @@ from collections.abc import Mapping
 
 
 class Pace:
-    """Durations of steps.
+    """Measures the durations of steps.
 
-    Steps follow one another without a gap while a request continues from one to the next. The time
-    between them is then the duration of the step that just ended. lag is one plus the number of
-    steps by which the scheduler is ahead of the model.
+    While a request continues from one step to the next, there is no gap between the steps. The time
+    between their starts is then the duration of the first. lag is the number of steps that the
+    scheduler has scheduled and the model has not computed: 1, or 2 with asynchronous scheduling.
     """
 
     def __init__(self, lag: int) -> None:

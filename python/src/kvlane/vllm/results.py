@@ -34,7 +34,7 @@ class LateLoads:
 
 
 class Requests(Set[str]):
-    """Requests whose loads have ended, completed when they are read. Pickles as a set."""
+    """Requests whose loads have ended. Late loads are added when it is read. Pickles as a set."""
 
     def __init__(self, known: set[str], late: LateLoads) -> None:
         self._known, self._late = known, late
@@ -67,9 +67,9 @@ class Requests(Set[str]):
 class WorkerMetadata(OffloadingWorkerMetadata):
     """Metadata from workers to the scheduler.
 
-    It has, by job, the names of failed blocks, those of direct jobs that are in memory, and a load's
-    own duration with the time for which its step waited, in seconds. Call read before the fields
-    are used. Pickling calls it.
+    For each job it has the names of failed blocks, the names of blocks of a direct job that are in
+    memory, and the duration of a load and of its step's wait for it, in seconds. Call read before
+    using the fields. Pickling calls it.
     """
 
     failed: dict[int, set[bytes]] = field(default_factory=dict)

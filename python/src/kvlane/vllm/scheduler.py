@@ -57,18 +57,18 @@ class _Times:
     """Times of a request's load: its start, and the longest durations of workers, in seconds."""
 
     begun: float
-    tokens: int  # scheduled before
+    tokens: int  # tokens scheduled before the load
     files: bool  # some blocks are only in files
     seconds: float = 0.0
     waited: float = 0.0
 
 
 class Scheduler(OffloadingManager):
-    """Called by vLLM's scheduler, in one thread. An absent block is a miss, here or at the worker.
+    """Implements vLLM's OffloadingManager. vLLM's scheduler calls it in one thread.
 
-    block_tokens is that of the only page group, or 0 if there are several, whose prefixes end at
-    different tokens. in_steps: hits in memory are loaded within the step that uses them, except for
-    some. Call open before the first step.
+    A block that is absent, or that a worker cannot load, is a miss. block_tokens is that of the only
+    page group, or 0 if there are several, because their prefixes end at different tokens. in_steps:
+    most hits in memory are loaded within the step that uses them. Call open before the first step.
     """
 
     def __init__(

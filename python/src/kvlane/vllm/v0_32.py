@@ -236,7 +236,7 @@ class Connector(OffloadingConnector):
         )
 
     def _received(self, ended: set[str]) -> Any:
-        """Return the requests whose loads have ended, with those that end until they are read."""
+        """Return the requests whose loads have ended. Loads that end before it is read are added."""
         assert self.connector_worker is not None
         worker = self.connector_worker.worker
         assert isinstance(worker, Worker)
@@ -281,7 +281,7 @@ class Connector(OffloadingConnector):
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
         """Process the workers' metadata: forget failed blocks, and store those of loads again.
 
-        Pages that a load within a step left wrong are evicted from vLLM's cache.
+        Pages with wrong KV after a failed load within a step are evicted from vLLM's cache.
         """
         meta, scheduler = connector_output.kv_connector_worker_meta, self.scheduler
         if isinstance(meta, WorkerMetadata):
@@ -304,7 +304,7 @@ class Connector(OffloadingConnector):
                     for group in request.group_states:
                         group.next_stored_chunk_idx = 0
                         if request.req.is_finished():
-                            group.block_ids.clear()  # nothing of it is to be stored
+                            group.block_ids.clear()  # the request's blocks are not stored
             for job in meta.completed_jobs:
                 _, pages = self._loading.pop(job, ("", []))
                 if meta.failed.get(job):
@@ -323,9 +323,9 @@ class LayerwiseConnector(Connector):
     Each layer waits only for its own KV. The blocks that a step computes are stored layer by layer
     too. See docs/vllm.md for the requirements.
 
-    In three cases a load completes before the request's first step, as in Connector: it is not for
-    a single page group of attention; tokens of the step would be written to pages that are being
-    loaded; or blocks come from files, whose slow loads would delay other requests of the step.
+    In three cases a load completes before the request's first step, as in Connector. The model has
+    several page groups, or one that is not attention. The step would write tokens to pages that are
+    being loaded. Or blocks come from files, and their slow load would delay other requests.
     """
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
@@ -342,7 +342,7 @@ class LayerwiseConnector(Connector):
         # A draft model writes to its layers after the call for them.
         self._saves = bool(layers) and vllm_config.speculative_config is None
         self._begun: Any = None  # the step whose loads were submitted
-        self._in_step: set[str] = set()  # the requests that are to be loaded within a step
+        self._in_step: set[str] = set()  # the requests to load within a step
         self._waited: set[str] = set()  # the requests that the last step has loaded
 
     @staticmethod
@@ -417,9 +417,9 @@ class LayerwiseConnector(Connector):
         super().wait_for_save()
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
-        """Return the requests that waited for a load.
+        """Return the requests whose loads preceded their first step and have ended.
 
-        Requests loaded within the step did not wait. Their failures are known now.
+        Failures of loads within the step are also recorded here.
         """
         loads = dict(self._side()._load_jobs)
         self._waited = {loads[job] for job in self._worker().end_loads()}

@@ -57,23 +57,23 @@ class _Job:
 
 
 class Worker(OffloadingWorker):
-    """Called by vLLM's worker, in one thread.
+    """Implements vLLM's OffloadingWorker. vLLM's worker calls it in one thread.
 
-    For vLLM all jobs succeed; take_failures returns the failures.
+    All jobs are reported to vLLM as successes. take_failures returns the failures.
     """
 
     def __init__(self, store: Store, cache: PagedCache, groups: list[PageGroup]) -> None:
         self.store, self.cache = store, cache
         self._block_bytes = [g.layers * g.page_bytes for g in groups]
-        # Jobs that have not started because too many are running. Loads do not wait for stores,
-        # which a slow disk may delay.
+        # Jobs that have not started because too many are running. Loads have their own queue, so
+        # that they do not wait for stores, which a slow disk may delay.
         self._loads: deque[_Job] = deque()
         self._stores: deque[_Job] = deque()
         self._running: dict[int, _Job] = {}
         self._failures: dict[int, Failure] = {}
         self._pooled: dict[int, list[bytes]] = {}  # by direct job: blocks in memory
-        # By ended load that did not fail: its own duration, and the time for which the step waited
-        # for it, or 0 if it waited in no step. In seconds. The connector takes them.
+        # For each load that ended without a failure: its duration, and the duration of the step's
+        # wait for it (0 without a wait), in seconds. The connector removes the entries.
         self.times: dict[int, tuple[float, float]] = {}
         self.writes = Writes(logger)  # stores reported to vLLM that are not in files yet
         self._layers = groups[0].layers  # layerwise jobs exist only with a single page group
@@ -162,9 +162,9 @@ class Worker(OffloadingWorker):
     def begin_step(self) -> None:
         """Make later loads wait for the work now on the CUDA stream, and not for the step's forward.
 
-        That work may still write to pages that are new to a request: vLLM zeroes them there. With
-        asynchronous scheduling, the previous step also writes a token of a request that has ended
-        meanwhile. The step's own forward does not access the pages of its loads before they end.
+        That work may still write to pages that are new to a request, because vLLM zeroes them
+        there. With asynchronous scheduling, the previous step may also write a token of a request
+        that has ended. The step's own forward does not access pages before their loads end.
         """
         stream = self._stream()
         if stream is None:
@@ -254,7 +254,7 @@ class Worker(OffloadingWorker):
         out = []
         for job in [j for j in list(self._running.values()) if self._ended(j)]:
             if self._running.pop(job.id, None) is None:
-                continue  # take_loaded has it
+                continue  # take_loaded returned it
             failure = self._failure(job)
             if failure is not None:
                 self._failures[job.id] = failure
@@ -382,7 +382,7 @@ class Worker(OffloadingWorker):
             task.submit_layer(layer, self._stream())
         except errors.Error as e:
             logger.warning("Layer %d is not stored: %s", layer, e)
-            task.cancel()  # it would wait for the layer
+            task.cancel()  # otherwise it would wait for the layer without end
 
     def shutdown(self) -> None:
         """Stop the jobs and close the store, which writes pending blocks to files."""

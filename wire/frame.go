@@ -22,8 +22,10 @@ import (
 const FramePrefixBytes = 16
 
 const (
-	// readerBytes is the length of a reader's buffer. Data beyond it are read into their place.
-	readerBytes = 32 << 10
+	// readerBytes is the length of a reader's buffer.
+	readerBytes = 128 << 10
+	// directBytes is the length from which data are read into their place.
+	directBytes = 16 << 10
 )
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
@@ -198,7 +200,7 @@ func (f *FrameReader) fill(p []byte) error {
 	if n == len(p) {
 		return nil
 	}
-	if len(p)-n >= readerBytes/2 { // read directly into p
+	if len(p)-n >= directBytes { // read directly into p
 		if _, err := io.ReadFull(f.r, p[n:]); err != nil {
 			return readError(err, false)
 		}

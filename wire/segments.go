@@ -9,7 +9,7 @@ import (
 const (
 	// copiedBytes is the length up to which bytes are copied into the writer's buffer. Longer bytes
 	// are a segment of their own in a vectored write.
-	copiedBytes = 4 << 10
+	copiedBytes = 2 << 10
 	// writerBytes is the capacity of a writer's buffer for each flush.
 	writerBytes = 64 << 10
 )
@@ -42,7 +42,7 @@ func NewSegmentWriter(w io.Writer) *SegmentWriter {
 // Buffered returns the bytes that wait for Flush.
 func (s *SegmentWriter) Buffered() int64 { return s.bytes }
 
-// Append adds bytes. Up to 4 KiB are copied. More are referenced: they must not change before Flush
+// Append adds bytes. Up to 2 KiB are copied. More are referenced: they must not change before Flush
 // has returned. Append may write earlier bytes. After an error of the connection all calls return
 // that error.
 func (s *SegmentWriter) Append(p []byte) error {

@@ -141,6 +141,8 @@ func TestHandlesStayWhileBatchesMove(t *testing.T) {
 	}
 	a.Release()
 	c.acquire("b").Release()
+	c.acquire("a").Release()
+	c.stats(file.HandleStats{Open: 1, Hits: 1, Opens: 2, Evictions: 1}) // b was evicted
 	close(g)
 	if err := ticket.Wait(within(t)); err != nil || string(r.Bytes()) != "some text" {
 		t.Errorf("%q: %v", r.Bytes(), err)

@@ -58,6 +58,10 @@ var offers = map[string]cobra.CompletionFunc{
 	"out":                     completeFiles,
 	"svg":                     completeFiles,
 	"remove":                  completeFiles,
+	"tls-cert":                completeFiles,
+	"tls-key":                 completeFiles,
+	"tls-client-ca":           completeFiles,
+	"tokens":                  completeFiles,
 	"dir":                     completeDirs,
 }
 

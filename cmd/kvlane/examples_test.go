@@ -35,7 +35,7 @@ var (
 
 // examples maps beginnings of command lines to their configuration; the longest match applies.
 // Examples without a match run unchanged. TestTransferExamples runs those of transfers, which need
-// a second process, and TestDemo that of demo.
+// a second process, TestDemo that of demo, and TestBlockServersPage those of blockd.
 var examples = map[string]example{
 	"replay":                              {small: []string{"--device", "sim", "--cache-bytes", "8MiB"}},
 	"replay trace.jsonl --speed":          {small: []string{"--device", "sim", "--cache-bytes", "8MiB"}, want: "threshold missed: hit_rate"},
@@ -88,7 +88,7 @@ func TestExamples(t *testing.T) {
 		return cmp.Compare(beginOf(b, order), beginOf(a, order))
 	})
 	for _, line := range lines {
-		if strings.HasPrefix(line, "transfer ") || strings.HasPrefix(line, "bench transfer ") || line == "demo" {
+		if strings.HasPrefix(line, "transfer ") || strings.HasPrefix(line, "bench transfer ") || line == "demo" || strings.HasPrefix(line, "blockd ") {
 			continue
 		}
 		var e example

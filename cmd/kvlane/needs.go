@@ -71,6 +71,10 @@ var needs = append(settingNeeds(), []need{
 		met: settings.IsNot("device", string(kvlane.Sim), string(kvlane.Host)), clashes: "--device sim or host, which run no matrix product",
 	},
 	{
+		commands: []string{"blockd"}, flags: []string{"disk-bytes"},
+		met: settings.Either(settings.Given("file-dir"), settings.Given("log-dir")), lacks: "--file-dir DIR",
+	},
+	{
 		commands: []string{"bench copy"}, flags: []string{"budget"},
 		met: settings.Is("reps", "0"), clashes: "--reps, which determines the duration",
 	},

@@ -35,6 +35,7 @@ var alwaysEffective = map[string]string{
 	"bench transfer":    "mode protocol metadata buffer-size use-vram",
 	"transfer serve":    "protocol metadata name listen buffer-size use-vram",
 	"transfer metadata": "listen",
+	"blockd":            "listen cache-bytes tenant-bytes file-dir log-dir insecure tls-cert tls-key tls-client-ca tokens",
 	"transfer probe":    "protocol metadata timeout json",
 	"transfer ls":       "protocol metadata timeout json",
 	"transfer put":      "protocol metadata timeout buffer offset notify",

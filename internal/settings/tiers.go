@@ -58,13 +58,13 @@ var Tiers = []Tier{
 	{
 		Name: cache.Name, Doc: "pinned memory, always first", Page: "tiers.md",
 		Settings: []Setting{
-			{Key: "store.cache_bytes", Name: "cache-bytes", Kind: Size, Doc: "pinned host memory of the cache; without a cache, memory through which blocks pass (then 256 MiB by default)", Default: "required with a cache", Flag: "1GiB", FlagOnly: []string{"bench store"}},
+			{Key: "store.cache_bytes", Name: "cache-bytes", Kind: Size, Doc: "pinned host memory of the cache; without a cache, memory through which blocks pass (then 256 MiB by default)", Default: "required with a cache", Flag: "1GiB", FlagOnly: []string{"bench store", "blockd"}},
 		},
 	},
 	{
 		Name: file.Name, Doc: "a file per block", Page: "tiers.md", Shared: true,
 		Settings: []Setting{
-			{Key: "store.dirs", Name: "file-dir", Kind: Dirs, Doc: "directories of the file tier", Default: "none", Flag: none, FlagOnly: []string{"bench store", "calibrate"}},
+			{Key: "store.dirs", Name: "file-dir", Kind: Dirs, Doc: "directories of the file tier", Default: "none", Flag: none, FlagOnly: []string{"bench store", "calibrate", "blockd"}},
 			{Key: "store.shared_bound", Kind: Bool, Doc: "`file_bytes` and `dir_bytes` bound all folders in the parent directory of each of `dirs`, of all identities and processes", Default: "false"},
 			{Key: "store.file_bytes", Name: "file-bytes", Kind: Size, Doc: "bound of the file tier", Default: "none", Flag: "0"},
 			{Key: "store.dir_bytes", Name: "file-dir-bytes", Kind: Sizes, Doc: "bounds of single directories, in their order; directories with 0 share the tier's bound", Default: "none", Flag: none},
@@ -77,7 +77,7 @@ var Tiers = []Tier{
 	{
 		Name: log.Name, Doc: "large files, for one process", Page: "tiers.md",
 		Settings: []Setting{
-			{Key: "store.log_dir", Name: "log-dir", Kind: Dir, Doc: "directory of the log tier, on a local disk, for one process at a time", Default: "none", Flag: none},
+			{Key: "store.log_dir", Name: "log-dir", Kind: Dir, Doc: "directory of the log tier, on a local disk, for one process at a time", Default: "none", Flag: none, FlagOnly: []string{"blockd"}},
 			{Key: "store.log_bytes", Name: "log-bytes", Kind: Size, Doc: "bound of the log tier", Default: "none", Flag: "0"},
 			{Key: "store.log_fsync", Name: "log-fsync", Doc: "when the log is synced: `interval` (ten times a second), `always` (before blocks count as durable) or `never`", Default: "interval", Words: []string{"always", "interval", "never"}},
 		},

@@ -1,0 +1,141 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+
+	"github.com/spf13/cobra"
+
+	"github.com/kvlane/kvlane/block"
+	"github.com/kvlane/kvlane/blockio/server"
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/auth"
+	"github.com/kvlane/kvlane/internal/blockhost"
+	"github.com/kvlane/kvlane/internal/dirfs"
+	"github.com/kvlane/kvlane/internal/limits"
+	"github.com/kvlane/kvlane/telemetry"
+	"github.com/kvlane/kvlane/tier"
+	"github.com/kvlane/kvlane/tier/file"
+	"github.com/kvlane/kvlane/tier/log"
+)
+
+// blockdFlags are the flags of a block server.
+type blockdFlags struct {
+	listen                             string
+	cacheBytes, tenantBytes, diskBytes int64
+	fileDir, logDir                    string
+	credentials                        auth.ServerOptions
+}
+
+func newBlockdCommand() *cobra.Command {
+	f := blockdFlags{cacheBytes: 1 << 30, diskBytes: 64 << 30}
+	cmd := &cobra.Command{
+		Use:   "blockd",
+		Short: "Run a block server",
+		Long: `blockd keeps blocks for clients on other machines, in memory and, with --file-dir or --log-dir, on disk. It runs until it is interrupted: then it
+refuses new requests, ends those in progress, writes the blocks that are not on disk yet, and exits.
+
+Without client credentials every client has access, so the server listens on loopback addresses only; --insecure permits other addresses. Credentials are
+certificates of clients (--tls-client-ca), tokens (--tokens), or both; they need a certificate of the server. The tenant of a client follows from its credential.
+Tenants do not see each other's blocks.`,
+		Example: `  kvlane blockd --listen 127.0.0.1:7440 --cache-bytes 64MiB
+  kvlane blockd --listen 127.0.0.1:7440 --cache-bytes 64MiB --file-dir /mnt/nvme/blocks --metrics-addr 127.0.0.1:9440`,
+		Args: usageArgs(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error { return f.run(cmd) },
+	}
+	fl := cmd.Flags()
+	fl.SortFlags = false
+	fl.StringVar(&f.listen, "listen", "127.0.0.1:7440", "HOST:PORT to listen on; port 0 is a free port")
+	fl.Var(sizeValue{&f.cacheBytes}, "cache-bytes", "memory for blocks of all tenants")
+	fl.Var(sizeValue{&f.tenantBytes}, "tenant-bytes", "memory for the blocks of each tenant; 0 is --cache-bytes")
+	fl.StringVar(&f.fileDir, "file-dir", "", "directory of blocks, one file each, below a directory for each tenant and identity")
+	fl.StringVar(&f.logDir, "log-dir", "", "the same with a log for each identity")
+	fl.Var(sizeValue{&f.diskBytes}, "disk-bytes", "bytes on disk of each tenant; with --log-dir of each identity")
+	fl.BoolVar(&f.credentials.Insecure, "insecure", false, "listen on other than loopback addresses without client credentials")
+	fl.StringVar(&f.credentials.CertFile, "tls-cert", "", "PEM file of the server's certificate; enables TLS")
+	fl.StringVar(&f.credentials.KeyFile, "tls-key", "", "PEM file of its private key")
+	fl.StringVar(&f.credentials.ClientCAFile, "tls-client-ca", "", "PEM file of authorities; each client needs a certificate of one")
+	fl.StringVar(&f.credentials.TokensFile, "tokens", "", "file with a tenant and a token in each line; each client needs a token")
+	cmd.MarkFlagsMutuallyExclusive("file-dir", "log-dir")
+	return cmd
+}
+
+// run serves until the command's context ends. An interruption is the normal end.
+func (f *blockdFlags) run(cmd *cobra.Command) (err error) {
+	ctx := cmd.Context()
+	m := metricsOf(ctx)
+	m.SetReady(func() error { return errors.New("the block server does not listen yet") })
+	if f.cacheBytes <= 0 || f.tenantBytes < 0 || f.diskBytes <= 0 {
+		return usagef("--cache-bytes and --disk-bytes must be positive, --tenant-bytes not negative")
+	}
+	if err := limits.Read(os.DirFS("/")).CheckMemory(f.cacheBytes); err != nil {
+		return &usageError{fmt.Errorf("--cache-bytes: %w", err)}
+	}
+	credentials, err := auth.NewServer(f.credentials)
+	if err != nil {
+		return asUsage(err)
+	}
+	host, err := blockhost.New(blockhost.Options{CapacityBytes: f.cacheBytes, TenantBytes: f.tenantBytes, Disk: f.disk(ctx)})
+	if err != nil {
+		return asUsage(err)
+	}
+	defer func() { err = errors.Join(err, closeWithin(ctx, host.Close)) }()
+	s, err := server.New(server.Options{Host: host, Auth: credentials})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, closeWithin(ctx, s.Close)) }()
+	at, err := s.Listen(ctx, f.listen)
+	if err != nil {
+		return asUsage(err)
+	}
+	if a, ok := at.(*net.TCPAddr); ok && !a.IP.IsLoopback() && !credentials.Authenticates() {
+		slog.Warn("every host that reaches the address can read, write and delete all blocks", "address", at.String())
+	}
+	m.SetBlockServer(func() telemetry.BlockServer {
+		return telemetry.BlockServer{Server: s.Stats(), CapacityBytes: f.cacheBytes, Identities: host.Spaces(), Tenants: host.Usages()}
+	})
+	defer m.SetBlockServer(nil)
+	out := newLineWriter(cmd.OutOrStdout())
+	_ = out.print(ctx, "block server %s; interrupt to end\n", at) // it fails only if ctx has ended
+	isReady(ctx)
+	<-ctx.Done()
+	m.SetReady(func() error { return fmt.Errorf("the block server drains: %w", errdefs.ErrClosed) })
+	if drained := closeWithin(ctx, s.Drain); drained != nil {
+		slog.Warn("requests end with their connections", "error", drained)
+	}
+	t := s.Stats()
+	return out.close("%d requests of %d connections, %d refused, %d denied\n", t.Requests, t.Accepted, t.Refused, t.Denied)
+}
+
+// closeWithin calls end with a context for the end of a command.
+func closeWithin(ctx context.Context, end func(context.Context) error) error {
+	ctx, cancel := closing(ctx, closeTimeout, interruptGrace)
+	defer cancel()
+	return end(ctx)
+}
+
+// disk returns the disk that the flags select, or nil.
+func (f *blockdFlags) disk(ctx context.Context) *blockhost.Disk {
+	fsys := dirfs.Of(ctx)
+	root := cmp.Or(f.fileDir, f.logDir)
+	if root == "" {
+		return nil
+	}
+	d := &blockhost.Disk{Root: root, TenantBytes: f.diskBytes}
+	d.Open = func(ctx context.Context, dir string, format block.Format) (tier.Tier, error) {
+		c := file.Config{Dirs: []string{dir}, SharedBound: true, Formats: block.Formats{format}, Fsync: file.FsyncFile, MaxBytes: f.diskBytes, FS: fsys}
+		return c.OpenTier(ctx)
+	}
+	if f.logDir != "" {
+		d.Open = func(ctx context.Context, dir string, format block.Format) (tier.Tier, error) {
+			return log.Open(ctx, log.Config{Dir: dir, Formats: block.Formats{format}, Fsync: log.FsyncAlways, MaxBytes: f.diskBytes, FS: fsys})
+		}
+	}
+	return d
+}

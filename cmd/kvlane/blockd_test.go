@@ -1,0 +1,302 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"io"
+	"math/big"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/kvlane/kvlane/block"
+	"github.com/kvlane/kvlane/blockio"
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/sys/hostmem"
+	"github.com/kvlane/kvlane/internal/testkit"
+	"github.com/kvlane/kvlane/mem"
+)
+
+// credentialFiles writes a certificate with its key, and a file of tokens, to the working directory.
+func credentialFiles(t *testing.T) {
+	t.Helper()
+	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	must(t, err)
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "server"}, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
+		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature,
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, &private.PublicKey, private)
+	must(t, err)
+	keyDER, err := x509.MarshalPKCS8PrivateKey(private)
+	must(t, err)
+	cert := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
+	for name, b := range map[string][]byte{
+		"server.pem": cert, "clients.pem": cert, "server.key": pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: keyDER}),
+		"tokens": []byte("team-a 0123456789abcdef\n"),
+	} {
+		must(t, os.WriteFile(name, b, 0o600))
+	}
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// The commands of the page, and the examples of the help, start servers.
+func TestBlockServersPage(t *testing.T) {
+	text, err := os.ReadFile(filepath.Join("..", "..", "docs", "block-servers.md"))
+	must(t, err)
+	t.Chdir(t.TempDir())
+	credentialFiles(t)
+	commands := regexp.MustCompile(`(?m)^ {4}kvlane (blockd .*)$`).FindAllStringSubmatch(string(text), -1)
+	if len(commands) != 4 {
+		t.Fatalf("%d commands are in the page", len(commands))
+	}
+	forEachCommand(func(path string, cmd *cobra.Command) {
+		if path == "blockd" {
+			commands = append(commands, regexp.MustCompile(`(?m)^ +kvlane (blockd .*)$`).FindAllStringSubmatch(cmd.Example, -1)...)
+		}
+	})
+	if len(commands) != 6 {
+		t.Fatalf("%d commands are in the page and in the help", len(commands))
+	}
+	port := regexp.MustCompile(`:[79]440`)
+	for _, c := range commands {
+		args := words(strings.ReplaceAll(port.ReplaceAllString(c[1], ":0"), "/mnt/nvme/", ""))
+		p := interruptible(t, args...)
+		if line := p.word(t, "block server "); !strings.HasSuffix(line, "; interrupt to end\n") {
+			t.Errorf("%v: %q", args, line)
+		}
+		p.stop()
+	}
+	if !strings.Contains(string(text), "block server 127.0.0.1:7440; interrupt to end") {
+		t.Error("the page lacks the line that the command prints")
+	}
+}
+
+func TestBlockdRefuses(t *testing.T) {
+	t.Chdir(t.TempDir())
+	credentialFiles(t)
+	for want, args := range map[string]string{
+		"permit it with --insecure": "--listen 0.0.0.0:0",
+		"need TLS":                  "--tokens tokens",
+		"must be given together":    "--tls-cert server.pem",
+		"none of the others can be": "--file-dir a --log-dir b",
+		"must be positive":          "--cache-bytes 0",
+		"has no effect without":     "--disk-bytes 1GiB",
+		"do not fit":                "--cache-bytes 8000000TiB",
+		"no certificate in PEM":     "--tls-cert server.pem --tls-key server.key --tls-client-ca tokens",
+		"line 1: a tenant's name":   "--tls-cert server.pem --tls-key server.key --tokens server.pem",
+	} {
+		code, stdout, stderr := execute(t, append([]string{"blockd", "--listen", "127.0.0.1:0"}, words(args)...)...)
+		if code != exitUsage || !strings.Contains(stderr, want) || stdout != "" {
+			t.Errorf("%s: exit code %d, %q %s", args, code, stdout, stderr)
+		}
+	}
+}
+
+// blockServer is a process of blockd.
+type blockServer struct {
+	*exec.Cmd
+	addr   string
+	stderr bytes.Buffer
+	rest   *bufio.Reader
+}
+
+func startBlockd(t *testing.T, bin, listen string, args ...string) *blockServer {
+	t.Helper()
+	s := &blockServer{Cmd: exec.CommandContext(t.Context(), bin, append([]string{"blockd", "--listen", listen}, args...)...)}
+	s.Stderr = &s.stderr
+	out, err := s.StdoutPipe()
+	must(t, err)
+	must(t, s.Start())
+	s.rest = bufio.NewReader(out)
+	line, err := s.rest.ReadString('\n')
+	if err != nil {
+		_ = s.Wait() // it has ended
+		t.Fatalf("%q, %v: %s", line, err, s.stderr.String())
+	}
+	s.addr, _, _ = strings.Cut(strings.TrimPrefix(line, "block server "), ";")
+	return s
+}
+
+// end sends a signal and waits for the end.
+func (s *blockServer) end(t *testing.T, sig syscall.Signal) (rest string, err error) {
+	t.Helper()
+	must(t, s.Process.Signal(sig))
+	b, _ := io.ReadAll(s.rest)
+	return string(b), s.Wait()
+}
+
+// pause stops the process and waits until all of its threads have stopped.
+func (s *blockServer) pause(t *testing.T) {
+	t.Helper()
+	must(t, s.Process.Signal(syscall.SIGSTOP))
+	for end := time.Now().Add(testkit.Patience()); ; time.Sleep(time.Millisecond) {
+		files, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", s.Process.Pid))
+		must(t, err)
+		running := 0
+		for _, f := range files {
+			if b, err := os.ReadFile(f); err == nil && !bytes.Contains(b, []byte(") T ")) {
+				running++
+			}
+		}
+		if running == 0 && len(files) > 0 {
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatalf("%d threads of the server do not stop", running)
+		}
+	}
+}
+
+// blockClient has blocks of one identity.
+type blockClient struct {
+	*blockio.Client
+	format block.Format
+	memory mem.Extent
+}
+
+func newBlockClient(t *testing.T, addr string) *blockClient {
+	t.Helper()
+	l, err := block.NewLayout([]int64{100_000, 50_000})
+	must(t, err)
+	f := block.Format{Identity: block.Digest{1, 2, 3}, Layout: l}
+	c, err := blockio.NewClient(blockio.ClientOptions{
+		Dial:    func(ctx context.Context) (net.Conn, error) { return new(net.Dialer).DialContext(ctx, "tcp", addr) },
+		Formats: []blockio.Format{{Identity: f.Identity, ShardBytes: l.ShardSizes()}}, Timeout: min(testkit.Patience(), time.Minute),
+		Retries: 20, // stores are busy while half of the memory waits for the disk
+	})
+	must(t, err)
+	t.Cleanup(func() { must(t, c.Close(context.Background())) })
+	b, err := hostmem.Alloc(l.ImageBytes())
+	must(t, err)
+	t.Cleanup(func() { must(t, hostmem.Free(b)) })
+	r, err := hostmem.Region(b)
+	must(t, err)
+	return &blockClient{c, f, mem.Extent{Region: r, Len: l.ImageBytes()}}
+}
+
+// image writes block n to the client's memory and returns its pieces.
+func (c *blockClient) image(t *testing.T, n int) []blockio.Piece {
+	t.Helper()
+	key, b := block.Key{byte(n + 1), 9}, c.memory.Bytes()
+	for i := c.format.Layout.ShardOff(0); i < int64(len(b)); i++ {
+		b[i] = byte(i) ^ byte(i>>8) ^ byte(n)
+	}
+	must(t, c.format.Seal(b, key))
+	return blockio.Split(nil, key, c.format.Identity, c.format.Layout, c.memory, 64<<10)
+}
+
+func (c *blockClient) store(t *testing.T, n int) {
+	t.Helper()
+	pieces := c.image(t, n)
+	errs := make([]error, len(pieces))
+	c.Store(t.Context(), pieces, errs)
+	must(t, errors.Join(errs...))
+}
+
+func (c *blockClient) retrieve(ctx context.Context, t *testing.T, n int) error {
+	t.Helper()
+	pieces := c.image(t, n)
+	want := bytes.Clone(c.memory.Bytes())
+	clear(c.memory.Bytes())
+	errs := make([]error, len(pieces))
+	c.Retrieve(ctx, pieces, errs)
+	err := errors.Join(errs...)
+	if err == nil && !bytes.Equal(want, c.memory.Bytes()) {
+		t.Errorf("block %d has other bytes", n)
+	}
+	return err
+}
+
+// A terminated server writes its blocks, and a killed one has those that were flushed.
+func TestBlockdReturnsBlocksAfterRestarts(t *testing.T) {
+	bin := command(t)
+	for _, flag := range []string{"--file-dir", "--log-dir"} {
+		dir := filepath.Join(t.TempDir(), "blocks")
+		args := []string{"--cache-bytes", "1MiB", flag, dir, "--disk-bytes", "64MiB"}
+		s := startBlockd(t, bin, "127.0.0.1:0", args...)
+		c := newBlockClient(t, s.addr)
+		for n := range 10 {
+			c.store(t, n)
+		}
+		if rest, err := s.end(t, syscall.SIGTERM); err != nil || !strings.Contains(rest, "0 refused, 0 denied") {
+			t.Errorf("%s: %v, %q, %s", flag, err, rest, s.stderr.String())
+		}
+		s = startBlockd(t, bin, s.addr, args...)
+		for n := range 10 {
+			must(t, c.retrieve(t.Context(), t, n)) // the client connects again
+		}
+		c.store(t, 10)
+		must(t, c.Flush(t.Context()))
+		if _, err := s.end(t, syscall.SIGKILL); err == nil {
+			t.Error("a killed server ended well")
+		}
+		s = startBlockd(t, bin, s.addr, args...)
+		for n := range 11 {
+			must(t, c.retrieve(t.Context(), t, n))
+		}
+		if err := c.retrieve(t.Context(), t, 11); !errors.Is(err, errdefs.ErrNotFound) {
+			t.Errorf("%s: a block that was never stored: %v", flag, err)
+		}
+		_, err := s.end(t, syscall.SIGTERM)
+		must(t, err)
+	}
+}
+
+// The server process is stopped in mid-batch: the client's calls end by their deadline, and memory
+// that is reused afterwards does not change when the server goes on.
+func TestStoppedBlockd(t *testing.T) {
+	s := startBlockd(t, command(t), "127.0.0.1:0", "--cache-bytes", "16MiB")
+	c := newBlockClient(t, s.addr)
+	for n := range 4 {
+		c.store(t, n)
+	}
+	for round := range 3 {
+		must(t, c.retrieve(t.Context(), t, round)) // it opens the connection
+		s.pause(t)
+		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+		start := time.Now()
+		err := c.retrieve(ctx, t, round)
+		took := time.Since(start)
+		cancel()
+		if !errors.Is(err, errdefs.ErrCanceled) || took > testkit.Patience()/10+time.Second {
+			t.Errorf("a call to a stopped server: %v after %v", err, took)
+		}
+		reused := c.memory.Bytes()
+		for i := range reused {
+			reused[i] = 0xa5
+		}
+		must(t, s.Process.Signal(syscall.SIGCONT))
+		other := newBlockClient(t, s.addr)
+		must(t, other.retrieve(t.Context(), t, 3)) // the server has gone on
+		time.Sleep(20 * time.Millisecond)
+		if n := bytes.Count(reused, []byte{0xa5}); n != len(reused) {
+			t.Errorf("%d bytes of reused memory have changed", len(reused)-n)
+		}
+	}
+	_, err := s.end(t, syscall.SIGTERM)
+	must(t, err)
+}

@@ -73,6 +73,14 @@ func (fs Formats) Tagged(key Key) bool {
 	return slices.ContainsFunc(fs, func(f Format) bool { return tagOf(f.Identity) == tag })
 }
 
+// Untagged returns key without the tag of its group.
+func (fs Formats) Untagged(key Key) Key {
+	if len(fs) > 1 {
+		clear(key[KeyBytes-tagBytes:])
+	}
+	return key
+}
+
 // Of returns the format of a key's block. It returns ErrInvalid if the key belongs to no group.
 func (fs Formats) Of(key Key) (Format, error) {
 	g := fs.Group(key)

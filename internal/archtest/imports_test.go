@@ -56,6 +56,7 @@ var mayImport = map[string]string{
 	"tier/cache":           onTier + " tier internal/leak",
 	"tier/file":            onTier + " tier tier/internal/ internal/dirfs internal/leak internal/sys/hostmem",
 	"tier/log":             onTier + " tier tier/internal/ internal/dirfs internal/leak internal/sys/hostmem",
+	"tier/remote":          onTier + " tier tier/internal/ metadata blockio internal/auth internal/breaker",
 
 	// The lifetime of an ordered stream, independent of the implementation that copies.
 	"stream/ordered": onDevice + " stream",

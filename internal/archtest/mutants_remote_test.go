@@ -1,0 +1,23 @@
+package archtest
+
+// remoteMutants are defects of the tier of block servers.
+var remoteMutants = []mutant{
+	defect("tier/remote", "TestBreakerOfASilentServer",
+		"tier/remote/server.go", "	permit.Fail(err)\n", "	permit.Succeed()\n"),
+	defect("tier/remote", "TestBreakerOfASilentServer",
+		"tier/remote/server.go", "	case err == nil || answered(err):\n", "	case err == nil || answered(err) || within.Err() != nil:\n"),
+	defect("tier/remote", "TestServersFailAndComeBack",
+		"tier/remote/server.go", "context.WithTimeout(ctx, timeout)", "context.WithTimeout(ctx, 300*timeout)"),
+	defect("tier/remote", "TestServersFailAndComeBack",
+		"tier/remote/tier.go", "	case errors.Is(err, errDown), errors.Is(err, errdefs.ErrBusy):\n", "	case errors.Is(err, errdefs.ErrBusy):\n"),
+	defect("tier/remote", "TestPlacementFollowsWeights",
+		"tier/remote/placement.go", "-math.Log(u) / s.weight", "-math.Log(u)"),
+	defect("tier/remote", "TestPlacementMovesLittle",
+		"tier/remote/placement.go", "xxh3.HashSeed(anchor[:], s.seed)", "xxh3.HashSeed(anchor[:], s.seed+uint64(len(p.servers)))"),
+	defect("tier/remote", "TestRunsAreInOneServer",
+		"tier/remote/tier.go", "	if !ok {\n		t.unanchored.Add(1)\n", "	if !ok || true {\n		t.unanchored.Add(1)\n"),
+	defect("tier/remote", "TestWritesAreBounded",
+		"tier/remote/tier.go", "		t.dropped.Add(1)\n", ""),
+	defect("tier", "TestAnchorsOfRuns",
+		"tier/anchors.go", "		case last.index == RunBlocks-1:\n", "		case last.index == RunBlocks:\n"),
+}

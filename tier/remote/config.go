@@ -1,0 +1,144 @@
+package remote
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net"
+	"sync"
+	"time"
+
+	"github.com/kvlane/kvlane/block"
+	"github.com/kvlane/kvlane/blockio"
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/auth"
+	"github.com/kvlane/kvlane/internal/breaker"
+	"github.com/kvlane/kvlane/metadata"
+	"github.com/kvlane/kvlane/tier"
+	"github.com/kvlane/kvlane/tier/internal/usage"
+)
+
+// Name is the name of the tier in pipelines.
+const Name = "remote"
+
+const (
+	// DefaultTimeout is the default of Config.Timeout.
+	DefaultTimeout = time.Second
+	// DefaultWrites is the default of Config.Writes.
+	DefaultWrites = 256
+	leaseTime     = time.Minute // longer than leases of a store
+)
+
+// Config configures a Tier. The tags are the keys of settings.
+type Config struct {
+	// Servers is a list HOST:PORT[=WEIGHT],... of block servers (metadata.ParseMembers). All
+	// clients of the servers must have the same list.
+	Servers string `config:"remote"`
+	// CAFile, CertFile, KeyFile and TokenFile are the credentials (auth.ClientOptions). The default
+	// is plain TCP without credentials.
+	CAFile    string `config:"remote_ca"`
+	CertFile  string `config:"remote_cert"`
+	KeyFile   string `config:"remote_key"`
+	TokenFile string `config:"remote_token"`
+	// Formats has one format for each page group.
+	Formats block.Formats
+	// Timeout bounds each request to a server. An operation ends at most 200 ms later. Default
+	// DefaultTimeout.
+	Timeout time.Duration
+	// Writes bounds the number of Puts in progress. Put returns ErrBusy beyond it. Default
+	// DefaultWrites.
+	Writes int
+	// Breaker are the options of each server's breaker.
+	Breaker breaker.Options
+	// Dial replaces TCP and TLS in tests.
+	Dial func(ctx context.Context, address string) (net.Conn, error)
+}
+
+// Validate reports all errors. It does not access servers.
+func (c *Config) Validate() error {
+	_, serr := metadata.ParseMembers(c.Servers)
+	_, berr := breaker.New(c.Breaker)
+	errs := []error{serr, berr, c.Formats.Validate()}
+	if c.Timeout < 0 || c.Writes < 0 {
+		errs = append(errs, fmt.Errorf("timeout %v and %d writes must not be negative: %w", c.Timeout, c.Writes, errdefs.ErrInvalid))
+	}
+	return errors.Join(errs...)
+}
+
+// OpenTier calls Open.
+func (c *Config) OpenTier(ctx context.Context) (tier.Tier, error) { return Open(ctx, *c) }
+
+// Open returns a tier. It tries to reach each server within the timeout. Servers that cannot be
+// reached are in Notes, and are no error. Errors: those of Validate and of the credential files.
+func Open(ctx context.Context, c Config) (*Tier, error) {
+	if err := c.Validate(); err != nil {
+		return nil, fmt.Errorf("open remote tier: %w", err)
+	}
+	if c.Timeout == 0 {
+		c.Timeout = DefaultTimeout
+	}
+	if c.Writes == 0 {
+		c.Writes = DefaultWrites
+	}
+	creds, err := auth.NewClient(auth.ClientOptions{CAFile: c.CAFile, CertFile: c.CertFile, KeyFile: c.KeyFile, TokenFile: c.TokenFile})
+	if err != nil {
+		return nil, fmt.Errorf("open remote tier: %w", err)
+	}
+	if c.Dial == nil {
+		c.Dial = func(ctx context.Context, address string) (net.Conn, error) { return dial(ctx, creds, address) }
+	}
+	list, _ := metadata.ParseMembers(c.Servers) // Validate has checked it
+	members, _ := list.List()
+	t := &Tier{
+		c: c, placement: NewPlacement(members), locks: usage.NewKeyLocks(), pins: make(map[block.Key][]*lease), writes: make(chan struct{}, c.Writes),
+	}
+	t.ops.Init()
+	for i := range members {
+		s, err := t.newServer(members[i], creds.Token())
+		if err != nil {
+			return nil, fmt.Errorf("open remote tier: %w", err)
+		}
+		t.servers = append(t.servers, s)
+	}
+	t.probe(ctx)
+	return t, nil
+}
+
+func dial(ctx context.Context, creds *auth.Client, address string) (net.Conn, error) {
+	if c := creds.TLS(address); c != nil {
+		return (&tls.Dialer{Config: c}).DialContext(ctx, "tcp", address)
+	}
+	return new(net.Dialer).DialContext(ctx, "tcp", address)
+}
+
+func (t *Tier) newServer(m metadata.Member, token []byte) (*server, error) {
+	b, err := breaker.New(t.c.Breaker)
+	if err != nil {
+		return nil, err
+	}
+	o := blockio.ClientOptions{
+		Dial:  func(ctx context.Context) (net.Conn, error) { return t.c.Dial(ctx, m.Address) },
+		Token: token, Timeout: t.c.Timeout,
+	}
+	for _, f := range t.c.Formats {
+		o.Formats = append(o.Formats, blockio.Format{Identity: f.Identity, ShardBytes: f.Layout.ShardSizes()})
+	}
+	client, err := blockio.NewClient(o)
+	return &server{address: m.Address, client: client, breaker: b, timeout: t.c.Timeout}, err
+}
+
+// probe notes the servers that cannot be reached.
+func (t *Tier) probe(ctx context.Context) {
+	errs := make([]error, len(t.servers))
+	var wg sync.WaitGroup
+	for i, s := range t.servers {
+		wg.Go(func() { errs[i] = s.stat(ctx, s.timeout) })
+	}
+	wg.Wait()
+	for i, err := range errs {
+		if err != nil {
+			t.notes = append(t.notes, fmt.Sprintf("block server %s does not answer; its blocks are misses until it does: %v", t.servers[i].address, err))
+		}
+	}
+}

@@ -1,0 +1,147 @@
+package remote
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/kvlane/kvlane/blockio"
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/breaker"
+)
+
+// errDown is the error of a request to a server that is slow or gone.
+var errDown = errors.New("the block server is not available")
+
+// server is a block server with its connection.
+type server struct {
+	address string
+	client  *blockio.Client
+	breaker *breaker.Breaker
+	timeout time.Duration // of each request
+
+	failures, timeouts atomic.Int64
+
+	mu        sync.Mutex
+	last      error // of the last failure, or nil after a success
+	figures   blockio.Stat
+	releasing int             // leases that are being released
+	released  []chan struct{} // closed when none is being released
+}
+
+// ServerStats has the figures of a server since the tier was opened.
+type ServerStats struct {
+	Address  string
+	State    string // of the breaker: closed, open or half-open
+	Opened   int64  // number of times that the breaker opened
+	Refused  int64  // requests that the breaker refused
+	Probes   int64  // requests while the breaker was half-open
+	Failures int64  // requests that failed because the server is slow or gone
+	Timeouts int64  // Failures by a deadline
+	Err      error  // last failure; nil after a success
+	Client   blockio.ClientStats
+}
+
+func (s *server) stats() ServerStats {
+	b := s.breaker.Stats()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return ServerStats{
+		Address: s.address, State: b.State.String(), Opened: b.Opened, Refused: b.Refused, Probes: b.Probes,
+		Failures: s.failures.Load(), Timeouts: s.timeouts.Load(), Err: s.last, Client: s.client.Stats(),
+	}
+}
+
+// call makes a request that ends within timeout. It returns the error of the request, an error that
+// wraps errDown if the server is slow or gone, or the cause of ctx.
+func (s *server) call(ctx context.Context, timeout time.Duration, request func(ctx context.Context) error) error {
+	permit, err := s.breaker.Allow()
+	if err != nil {
+		return fmt.Errorf("%w: %s: %v", errDown, s.address, err) //nolint:errorlint // its class is errDown
+	}
+	within, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	err = request(within)
+	switch {
+	case err == nil || answered(err):
+		permit.Succeed()
+		s.note(nil)
+		return err
+	case ctx.Err() != nil:
+		permit.Cancel()
+		return context.Cause(ctx)
+	}
+	if s.failures.Add(1); within.Err() != nil {
+		s.timeouts.Add(1)
+		err = fmt.Errorf("no answer within %v: %w", timeout, err)
+	}
+	permit.Fail(err)
+	s.note(err)
+	return fmt.Errorf("%w: %s: %v", errDown, s.address, err) //nolint:errorlint // its class is errDown
+}
+
+func (s *server) note(err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.last = err
+}
+
+// answered reports whether an error is the answer of a server that works.
+func answered(err error) bool {
+	for _, target := range []error{errdefs.ErrNotFound, errdefs.ErrExists, errdefs.ErrNoSpace, errdefs.ErrReadOnly, errdefs.ErrCorrupt, errdefs.ErrBusy} {
+		if errors.Is(err, target) {
+			return true
+		}
+	}
+	return false
+}
+
+// stat updates the figures of the server.
+func (s *server) stat(ctx context.Context, timeout time.Duration) error {
+	return s.call(ctx, timeout, func(ctx context.Context) error {
+		figures, err := s.client.Stat(ctx)
+		if err == nil {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			s.figures = figures
+		}
+		return err
+	})
+}
+
+// beginRelease and endRelease enclose the release of a lease at the server.
+func (s *server) beginRelease() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.releasing++
+}
+
+func (s *server) endRelease() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.releasing--; s.releasing == 0 {
+		for _, c := range s.released {
+			close(c)
+		}
+		s.released = nil
+	}
+}
+
+// waitReleases waits until no lease is being released, or until ctx ends.
+func (s *server) waitReleases(ctx context.Context) {
+	s.mu.Lock()
+	if s.releasing == 0 {
+		s.mu.Unlock()
+		return
+	}
+	c := make(chan struct{})
+	s.released = append(s.released, c)
+	s.mu.Unlock()
+	select {
+	case <-c:
+	case <-ctx.Done():
+	}
+}

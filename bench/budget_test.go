@@ -98,7 +98,7 @@ func TestBudgetShares(t *testing.T) {
 	}
 	b.Part(5) // half of 80 s
 	if until, fits := b.Begin(1); !fits || until != c.at.Add(8*time.Second) || b.Over() || b.Notice("units") != "" {
-		t.Errorf("until %v, %t", until, fits)
+		t.Errorf("Begin(1) returned %v, %t", until, fits)
 	}
 	c.at = c.at.Add(30 * time.Second)
 	b.End(1, true)
@@ -111,7 +111,7 @@ func TestBudgetShares(t *testing.T) {
 	b.Skip(4)
 	b.Part(5)
 	if until, fits := b.Begin(5); !fits || until != time.Unix(81, 0) {
-		t.Errorf("until %v, %t", until, fits)
+		t.Errorf("Begin(5) returned %v, %t", until, fits)
 	}
 	c.at = time.Unix(84, 0)
 	if b.Over() {
@@ -121,7 +121,7 @@ func TestBudgetShares(t *testing.T) {
 		t.Error("6% are not too much")
 	}
 	if err := NewBudget(time.Second, c.at, c.now, 1).Reserve(time.Second); !errors.Is(err, errdefs.ErrInvalid) {
-		t.Errorf("nothing is left beside the reserve: %v", err)
+		t.Errorf("Reserve of the whole budget: %v", err)
 	}
 	none := NewBudget(0, c.at, c.now, 1)
 	if err := none.Reserve(time.Second); err != nil {
@@ -136,7 +136,7 @@ func TestBudgetShares(t *testing.T) {
 func TestSpread(t *testing.T) {
 	for n, want := range map[int][]int{0: {}, 1: {0}, 2: {1, 0}, 5: {2, 1, 4, 3, 0}, 8: {4, 0, 6, 2, 5, 1, 7, 3}} {
 		if got := Spread(n); !slices.Equal(got, want) {
-			t.Errorf("of %d: %v, want %v", n, got, want)
+			t.Errorf("Spread(%d) returned %v, want %v", n, got, want)
 		}
 	}
 }

@@ -116,7 +116,7 @@ func TestCompare(t *testing.T) {
 				return p
 			}
 		}
-		t.Fatal("no such point")
+		t.Fatal("the report lacks the point to change")
 		return nil
 	}
 	find("kernel", Cell{4096, 32768}, ToDevice).GBps *= 0.8  // slower
@@ -130,7 +130,7 @@ func TestCompare(t *testing.T) {
 		t.Errorf("notes %v, %d missing, %d added, %d changes", c.Notes, c.Gone, c.Added, len(c.Changes))
 	}
 	if c.Worse(0) != 1 || c.Worse(0.1) != 1 || c.Worse(0.25) != 0 {
-		t.Errorf("worse: %d by anything, %d by 10%%, %d by 25%%", c.Worse(0), c.Worse(0.1), c.Worse(0.25))
+		t.Errorf("points that are worse: %d by anything, %d by 10%%, %d by 25%%", c.Worse(0), c.Worse(0.1), c.Worse(0.25))
 	}
 	presenttest.Check(t, "compare", *rewrite, c.WriteText)
 	old.Incomplete = Interrupted
@@ -147,13 +147,13 @@ func TestViews(t *testing.T) {
 	r := sample()
 	rows := r.BySize(ToDevice, HostScattered)
 	if len(rows) != 3 || len(rows[0].Points) != 2 || rows[0].Points[0].Count != 32768 {
-		t.Errorf("by size: %+v", rows)
+		t.Errorf("rows by size: %+v", rows)
 	}
 	if r.LatencySize() != 4096 {
 		t.Errorf("latency is shown of %d", r.LatencySize())
 	}
 	if rows := r.ByCount(4096, ToHost, HostScattered); len(rows) != 3 || len(rows[1].Points) != 2 || rows[1].Points[0].Count != 1 {
-		t.Errorf("by count: %+v", rows)
+		t.Errorf("rows by count: %+v", rows)
 	}
 	regrets := r.Regrets()
 	if len(regrets) != 9 {

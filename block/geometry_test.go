@@ -131,7 +131,7 @@ func TestGeometryValidateNamesEveryProblem(t *testing.T) {
 				}
 			}
 			if _, err := g.Layout(); err == nil {
-				t.Error("it has a layout all the same")
+				t.Error("Layout of an invalid geometry succeeded")
 			}
 		})
 	}

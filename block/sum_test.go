@@ -98,11 +98,11 @@ func TestVerifiedIsWhatHeaderReturns(t *testing.T) {
 		t.Errorf("%+v, %v; want %+v", got, err, want)
 	}
 	if _, err := f.Verified(image[:5]); !errors.Is(err, errdefs.ErrInvalid) {
-		t.Errorf("of 5 bytes: %v", err)
+		t.Errorf("Verified of 5 bytes: %v", err)
 	}
 	image[24] = 9
 	if _, err := f.Verified(image); !errors.Is(err, errdefs.ErrMismatch) {
-		t.Errorf("of an algorithm that does not exist: %v", err)
+		t.Errorf("Verified with an unknown algorithm: %v", err)
 	}
 }
 

@@ -48,7 +48,7 @@ func TestHashesOfTokensAreChained(t *testing.T) {
 		t.Error("hashes from a parent on differ from those from the start")
 	}
 	if other := hashTokens(t, nil, []int64{9, 2, 3, 4, 5, 6}, 2); bytes.Equal(other[2], all[2]) {
-		t.Error("another first token leaves a later hash as it was")
+		t.Error("a different first token did not change the last hash")
 	}
 	if other := hashTokens(t, nil, tokens, 3); bytes.Equal(other[1], all[2]) {
 		t.Error("blocks of another length have the same hash")

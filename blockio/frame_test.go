@@ -306,7 +306,7 @@ func TestResultsOfOtherRequestsAreRefused(t *testing.T) {
 		must(t, r.Answers(requests()["retrieve"]))
 		change(r)
 		if err := r.Answers(requests()["retrieve"]); !errors.Is(err, errdefs.ErrInvalid) {
-			t.Errorf("another %s: %v", what, err)
+			t.Errorf("a result with another %s: %v", what, err)
 		}
 	}
 	lease := results()["lease"]

@@ -54,7 +54,7 @@ func TestProbeDMABuf(t *testing.T) {
 		}
 		var plain device.Device = dev
 		if f := ProbeDMABuf(plain); f.Answer != No {
-			t.Errorf("a device that exports nothing: %+v", f)
+			t.Errorf("a device without exports: %+v", f)
 		}
 		if err := dev.Close(); err != nil {
 			t.Errorf("%s: something is left: %v", name, err)

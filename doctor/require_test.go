@@ -75,7 +75,7 @@ func TestRequiredIsPrinted(t *testing.T) {
 	r := Examine(t.Context(), recorded(t, "laptop"), Options{Require: []Ability{cuda}})
 	wantText(t, r, "\nRequired\n  cuda               no: ", "needs: an NVIDIA GPU")
 	if strings.Contains(text(t, examine(t, recorded(t, "laptop"))), "Required") {
-		t.Error("nothing is required, and the report has a part on that")
+		t.Error("the report has a section on requirements, but there are none")
 	}
 }
 

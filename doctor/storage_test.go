@@ -59,7 +59,7 @@ func TestProbeStorage(t *testing.T) {
 	}
 	type deaf struct{ device.Device }
 	if p := probe(t, sim.Options{}, func(d *sim.Device) device.Device { return deaf{d} }); !errors.Is(p.Err, errdefs.ErrNotSupported) {
-		t.Errorf("a device that reaches no files: %+v", p)
+		t.Errorf("a device without storage: %+v", p)
 	}
 	for name, rule := range map[string]fault.Rule{
 		"refused": fault.Nth(sim.OpFileWrite, 0).Fail(nil), "short": fault.Nth(sim.OpFileRead, 0).Partial(nil),

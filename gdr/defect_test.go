@@ -138,7 +138,7 @@ func TestDefectDeviceForTransfers(t *testing.T) {
 		t.Fatal(err)
 	}
 	if opened := plan.Seen(soft.OpOpen); opened != 1 {
-		t.Errorf("one NIC was opened %d times", opened)
+		t.Errorf("the NIC was opened %d times, want 1", opened)
 	}
 	closed(t, d.Close())
 }

@@ -252,7 +252,7 @@ func TestBatchAllocatesNothing(t *testing.T) {
 		}
 	}
 	if sum == 0 {
-		t.Error("nothing was summed up")
+		t.Error("no bytes were summed")
 	}
 }
 
@@ -278,7 +278,7 @@ func BenchmarkPagedExtents(b *testing.B) {
 	}
 	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/float64(p.Pieces()), "ns/piece")
 	if sum == 0 {
-		b.Error("nothing was summed up")
+		b.Error("no bytes were summed")
 	}
 }
 

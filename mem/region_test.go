@@ -166,7 +166,7 @@ func TestFileRegion(t *testing.T) {
 		t.Errorf("%s has an address", r)
 	}
 	if got := r.String(); got != "file region of 100 bytes (any)" {
-		t.Errorf("it is called %q", got)
+		t.Errorf("String() returned %q", got)
 	}
 	for name, s := range map[string]mem.RegionSpec{
 		"no file":                 {Kind: mem.KindFile, Device: mem.NoDevice, Len: 1},

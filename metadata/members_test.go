@@ -22,7 +22,7 @@ func TestParseMembers(t *testing.T) {
 		t.Errorf("members %+v", got)
 	}
 	if s := m.String(); s != "[fe80::1]:9=65536,one:7000,two:7001=3" {
-		t.Errorf("as text: %s", s)
+		t.Errorf("String() returned %s", s)
 	}
 }
 
@@ -49,7 +49,7 @@ func TestMembersRefuse(t *testing.T) {
 		t.Error("the caller's list was sorted")
 	}
 	if got, _ := m.List(); got[0].Name != "a" || got[1].Name != "b" {
-		t.Errorf("not in the order of names: %+v", got)
+		t.Errorf("the members are not sorted by name: %+v", got)
 	}
 }
 

@@ -70,7 +70,7 @@ func TestFiles(t *testing.T) {
 	}
 	found := calibrateFiles(t, profiles, dir)
 	if d := cmp.Diff(measured.Profile, found.Profile); d != "" || found.Measured {
-		t.Errorf("of another boot: measured again %t: %s", found.Measured, d)
+		t.Errorf("a profile of another boot: measured again %t: %s", found.Measured, d)
 	}
 	for what, text := range map[string]string{
 		"empty": "", "half": string(good[:len(good)/2]), "of zeroes": string(make([]byte, 100)),

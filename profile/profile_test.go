@@ -112,7 +112,7 @@ func TestFind(t *testing.T) {
 		return p.Source, strings.Join(notes, "; ")
 	}
 	if source, notes := find(profile.Never, dev); source != plan.DefaultSource || !strings.Contains(notes, "built-in") {
-		t.Errorf("nothing stored: %q, notes %q", source, notes)
+		t.Errorf("with nothing stored: source %q, notes %q", source, notes)
 	}
 	if source, notes := find(profile.Never, dev.Device); source != plan.DefaultSource || notes != "" {
 		t.Errorf("simulated: %q, notes %q", source, notes)

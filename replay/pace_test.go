@@ -117,7 +117,7 @@ func TestWaitForATimeEndsWithTheContext(t *testing.T) {
 			t.Errorf("error %v, want ErrCanceled", err)
 		}
 	case <-time.After(testkit.Patience()):
-		t.Fatal("it waits on")
+		t.Fatal("the wait did not end with its context")
 	}
 }
 

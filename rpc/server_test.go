@@ -65,7 +65,7 @@ func waitFor(t *testing.T, ok func() bool) {
 	t.Helper()
 	for end := time.Now().Add(10 * time.Second); !ok(); time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
-			t.Fatal("not in time")
+			t.Fatal("the condition was not met in time")
 		}
 	}
 }

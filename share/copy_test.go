@@ -88,7 +88,7 @@ func TestRequirement8Copies(t *testing.T) {
 	mine, err := third.Alloc(n, device.AllocOptions{})
 	must(t, err)
 	if _, err := s.Submit(t.Context(), scattered(mine, i.Region(), 4096)); !errors.Is(err, errdefs.ErrInvalid) {
-		t.Errorf("another device accesses imported memory: %v", err)
+		t.Errorf("submit a copy of another device's import: %v", err)
 	}
 	must(t, errors.Join(third.Free(mine), dev.Free(local), i.Close(), ih.Close()))
 	other.end()

@@ -134,7 +134,7 @@ func TestRequirement6Exports(t *testing.T) {
 	}
 	must(t, part.Close(t.Context()))
 	if err := some.Region().Origin().Check(); !errors.Is(err, errdefs.ErrLost) {
-		t.Errorf("withdrawn: %v", err)
+		t.Errorf("check of withdrawn memory: %v", err)
 	}
 	must(t, all.Region().Origin().Check())
 	must(t, errors.Join(some.Close(), all.Close()))
@@ -170,7 +170,7 @@ func TestRequirement7Identity(t *testing.T) {
 	must(t, check(dev, i2.Region(), 8))
 	second.do("withdraw")
 	if err := i2.Region().Origin().Check(); !errors.Is(err, errdefs.ErrLost) || !strings.Contains(err.Error(), "withdrawn") {
-		t.Errorf("withdrawn: %v", err)
+		t.Errorf("check of withdrawn memory: %v", err)
 	}
 	must(t, errors.Join(i.Close(), i2.Close()))
 	second.end()

@@ -80,7 +80,7 @@ func TestDefectImporterOfAnotherNamespace(t *testing.T) {
 	}()
 	select {
 	case got := <-withdrawn:
-		t.Errorf("withdrawn while the importer lives: %s", got)
+		t.Errorf("the memory was withdrawn while its importer was alive: %s", got)
 	case <-time.After(500 * time.Millisecond):
 		other.kill()
 		if got := <-withdrawn; got != "<nil>" {

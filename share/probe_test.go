@@ -68,7 +68,7 @@ func TestRequirement1ProbeByDoing(t *testing.T) {
 	}
 	_, err := share.NewAllocator(dev, share.Probe(t.Context(), gpu{dev.Device, dev.types[:1]}, share.ProbeOptions{}))
 	if !errors.Is(err, errdefs.ErrNotSupported) || !strings.Contains(err.Error(), "fabric: ") {
-		t.Errorf("nothing works: %v", err)
+		t.Errorf("probe with no working handle type: %v", err)
 	}
 	silent := share.ProbeOptions{Peer: func(ctx context.Context) *exec.Cmd { return exec.CommandContext(ctx, "true") }}
 	if f := share.Probe(t.Context(), dev, silent)[3]; f.Err == nil || errors.Is(f.Err, errdefs.ErrNotSupported) {

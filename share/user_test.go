@@ -70,7 +70,7 @@ func asNobody(t *testing.T, d share.Descriptor) string {
 	if err != nil {
 		var exit *exec.ExitError
 		if errors.As(err, &exit) {
-			t.Fatalf("another user's process: %v: %s", err, exit.Stderr)
+			t.Fatalf("the process of another user: %v: %s", err, exit.Stderr)
 		}
 		t.Fatal(err)
 	}

@@ -257,7 +257,7 @@ func TestDefect09AddingADirectoryDoesNotRemapEveryKey(t *testing.T) {
 		}
 	}
 	if stay < 5 {
-		t.Fatalf("of %d blocks %d are found after a directory was added", len(ns), stay)
+		t.Fatalf("of %d blocks only %d are found after a directory was added", len(ns), stay)
 	}
 	// No block is lost: blocks whose directory changed can be stored again, and the old directory
 	// keeps its files.

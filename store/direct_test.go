@@ -42,7 +42,7 @@ func TestLoadsReadDirectly(t *testing.T) {
 					}
 					r.wantDirect(7, 0)
 					if window != (st.DirectDumped == 6) || !window && st.DirectDumped != 0 {
-						t.Errorf("window %t: %d blocks were dumped directly", window, st.DirectDumped)
+						t.Errorf("with a window %t: %d blocks were dumped directly", window, st.DirectDumped)
 					}
 					if f := r.direct.files.Stats(); f.Handles.Registrations+f.Handles.Hits != 7 || window == (f.Handles.Hits == 0) || f.Bytes != 7*r.format.Layout.DataBytes()+f.Writes*r.format.Layout.ImageBytes() {
 						t.Errorf("files: %+v", f)

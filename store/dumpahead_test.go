@@ -142,7 +142,7 @@ func TestDefectSlotsInQuarantineAreHeld(t *testing.T) {
 		})
 		wantErr(t, d.Errs()[0], errdefs.ErrBusy)
 		if h := r.hits(3)[0]; h.State == tier.Filling {
-			t.Error("it holds a slot")
+			t.Error("block 3 holds a slot")
 		}
 		w.end()
 		for _, d := range started {

@@ -82,11 +82,11 @@ func TestDefectDurableHasNoEnd(t *testing.T) {
 		early := task.Durable(ctx)
 		r.must(task.SourceFree(r.ctx()))
 		if err := task.Durable(r.ctx()); !errors.Is(err, errdefs.ErrBusy) {
-			t.Errorf("in the end: %v", err)
+			t.Errorf("the last Durable: %v", err)
 		}
 		if !errors.Is(early, context.DeadlineExceeded) || !strings.Contains(early.Error(), "2 blocks are not durable yet") ||
 			!strings.Contains(early.Error(), "1 writes wait for space") || !strings.Contains(early.Error(), "cannot be removed") {
-			return fmt.Errorf("while it waits: %w", early)
+			return fmt.Errorf("Durable while blocks are not durable yet: %w", early)
 		}
 		if st := r.st.Stats(); st.Tiers[1].LeftOut != 2 {
 			t.Errorf("%+v", st)

@@ -160,7 +160,7 @@ func TestDumpBehindRecordedWorkGivesUp(t *testing.T) {
 				return r.st.Stats().Quarantined > 0
 			})
 			if r.filling(1)() {
-				t.Error("others would go on waiting for the block")
+				t.Error("another task would wait for the block")
 			}
 			ended, stop := context.WithCancel(t.Context())
 			stop()
@@ -334,7 +334,7 @@ func TestWaitJoinsOneErrorABlock(t *testing.T) {
 	}
 	for _, err := range joined.Unwrap() {
 		if of, ok := err.(*store.BlockError); !ok || !errors.Is(of, errdefs.ErrNotFound) { //nolint:errorlint // a joined error must be a BlockError itself
-			t.Errorf("one of them is %v", err)
+			t.Errorf("a joined error is %v", err)
 		}
 	}
 	if n := len(joined.Unwrap()); n != 3 {
@@ -364,7 +364,7 @@ func TestLoadThatIsWaitedForExpires(t *testing.T) {
 	clock.Advance(time.Minute - time.Millisecond)
 	time.Sleep(10 * time.Millisecond)
 	if _, ends := p.reported(); len(ends) != 0 {
-		t.Fatalf("it ended before its time: %v", ends)
+		t.Fatalf("the wait ended too early: %v", ends)
 	}
 	clock.Advance(time.Millisecond)
 	r.eventually(func() bool { return reported.Load() == 1 })

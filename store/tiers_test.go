@@ -39,7 +39,7 @@ func wantLeftOut(t *testing.T, d *store.DumpTask, tierName string, blocks int, c
 	switch {
 	case blocks == 0 && len(got) == 0:
 	case len(got) != 1 || got[0].Tier != tierName || got[0].Blocks != blocks || got[0].Cause == nil || cause != nil && !errors.Is(got[0].Cause, cause):
-		t.Errorf("left out: %+v, want %d blocks of %s by %v", got, blocks, tierName, cause)
+		t.Errorf("blocks left out: %+v, want %d blocks of %s because of %v", got, blocks, tierName, cause)
 	}
 }
 
@@ -244,15 +244,15 @@ func TestDirectLoadsFromTheFirstTier(t *testing.T) {
 		r.mustLoad(2)
 		r.wantDirect(2, 0)
 		if st := r.st.Stats(); st.Tiers[1].Hits != 1 || st.Tiers[2].Hits != 1 || st.DirectDumped != 0 {
-			t.Errorf("window %t: %d hits of files, %d of the log, %d dumped directly", window, st.Tiers[1].Hits, st.Tiers[2].Hits, st.DirectDumped)
+			t.Errorf("with a window %t: %d hits of files, %d of the log, %d dumped directly", window, st.Tiers[1].Hits, st.Tiers[2].Hits, st.DirectDumped)
 		}
 		r.mustLoad(3)
 		r.wantDirect(2, 0)
 		if st := r.st.Stats(); st.Tiers[2].Hits != 2 || st.Tiers[1].Tier.Corrupt != 1 {
-			t.Errorf("window %t: %+v", window, st.Tiers)
+			t.Errorf("with a window %t: %+v", window, st.Tiers)
 		}
 		if h := r.hits(3)[0]; h.State == tier.Filling {
-			t.Errorf("window %t: block 3 is still being filled", window)
+			t.Errorf("with a window %t: block 3 is still being filled", window)
 		}
 		r.mustLoad(3)
 	}

@@ -124,7 +124,7 @@ func TestChoosesTheNearest(t *testing.T) {
 	}
 	all, err := topology.Rank(names, gpus()[2], sys.root)
 	if err != nil || chosen(all) != "mlx5_2 mlx5_3 mlx5_0 mlx5_1 rxe0 mlx5_4" || !strings.Contains(all[5].Reason, "no active port") {
-		t.Errorf("all: %+v, %v", all, err)
+		t.Errorf("choice of all NICs: %+v, %v", all, err)
 	}
 }
 

@@ -34,7 +34,7 @@ func unfencedPair(t *testing.T, there, here *mem.Region) (p *pair, x *proxy, res
 			}
 			select {
 			case <-b.Done():
-				return fmt.Errorf("nothing is held: %w", b.Err())
+				return fmt.Errorf("no bytes are held: %w", b.Err())
 			case <-time.After(time.Millisecond):
 			}
 		}

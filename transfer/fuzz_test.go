@@ -178,7 +178,7 @@ func FuzzServer(f *testing.F) {
 		}
 		c := newServedConn(e, &script{in: bytes.NewReader(append(h.encode(), b...))})
 		if err := e.serve(c); err == nil {
-			t.Error("it ended without an error")
+			t.Error("serve ended without an error")
 		}
 		c.end()
 		must(t, s.table.Remove(t.Context(), 0)) // no request uses the memory

@@ -41,7 +41,7 @@ func wantPath(t *testing.T, b *Batch, path Path, fellBack bool) {
 		}
 	}
 	if (c.Fallback != nil) != fellBack {
-		t.Errorf("left a path because of %v", c.Fallback)
+		t.Errorf("fallback reason: %v", c.Fallback)
 	}
 }
 
@@ -328,7 +328,7 @@ func TestRDMAWritesAreReadBack(t *testing.T) {
 	must(t, plan.Await(t.Context(), 1))
 	time.Sleep(20 * time.Millisecond)
 	if s := b.Task(0).Status; s != StatusPending {
-		t.Errorf("it is %s", s)
+		t.Errorf("the task's status is %s", s)
 	}
 	plan.Release()
 	must(t, wait(t, b))
@@ -358,7 +358,7 @@ func FuzzQueue(f *testing.F) {
 		in = append(append(in, c, 0, 0, 0), payload...)
 		x := newServedConn(e, &script{in: bytes.NewReader(in)})
 		if err := e.serve(x); err == nil && e.counters.refused.Load() == 0 {
-			t.Error("it ended without an error")
+			t.Error("serve ended without an error")
 		}
 		x.end()
 		if len(e.served.conns) != 0 {

@@ -248,7 +248,7 @@ func TestDefectUnspecifiedAddressIsAdvertised(t *testing.T) {
 		}
 	}
 	if e := engine(t, Options{Listen: ":0", Advertise: "localhost:7200"}); e.Address() != "localhost:7200" {
-		t.Errorf("it advertises %s", e.Address())
+		t.Errorf("the engine advertises %s", e.Address())
 	}
 }
 

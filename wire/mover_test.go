@@ -151,7 +151,7 @@ func TestChunksComeBack(t *testing.T) {
 					err = r.m.Send(ctx, &failing{f.left}, list)
 				}
 				if err == nil {
-					t.Error("it succeeded")
+					t.Error("the move succeeded")
 				}
 				if n := r.m.o.Chunks; r.m.region != nil && (len(r.m.in) != n || len(r.m.out) != n) {
 					t.Errorf("%d and %d of %d chunks are free", len(r.m.in), len(r.m.out), n)
@@ -213,7 +213,7 @@ func TestDefectSlowReaderKeepsChunks(t *testing.T) {
 			t.Fatalf("%d bytes in %d pieces arrived as %d others", len(want), len(list), socket.Len())
 		}
 		if idled == 0 && len(want) > firstBytes {
-			t.Error("it never waited: the test does not test")
+			t.Error("the writer never waited for a chunk")
 		}
 	}
 }

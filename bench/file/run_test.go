@@ -65,7 +65,7 @@ func TestDefectBudgetOfFilesIsExceeded(t *testing.T) {
 	}
 	o.SetClock(ticking(begin, time.Minute))
 	if _, err := measure(t, o); !errors.Is(err, errdefs.ErrInvalid) {
-		t.Errorf("nothing fits: %v", err)
+		t.Errorf("a budget too small for any measurement: %v", err)
 	}
 }
 
@@ -77,7 +77,7 @@ func measure(t *testing.T, o file.Options) (*file.Report, error) {
 		testkit.Skip(t, "direct-io", err.Error())
 	}
 	if left, e := os.ReadDir(o.Dir); e != nil || len(left) != 0 {
-		t.Errorf("left behind in the directory: %v, %v", left, e)
+		t.Errorf("files left in the directory: %v, %v", left, e)
 	}
 	return r, err
 }

@@ -57,6 +57,6 @@ func TestIntervalCoversTheMean(t *testing.T) {
 	}
 	near(t, "coverage", float64(covered)/runs, 0.95, 0.005)
 	if in := meanInterval([]float64{1}); !math.IsInf(in.high, 1) || !math.IsInf(in.low, -1) {
-		t.Errorf("one sample has the interval %+v", in)
+		t.Errorf("interval of a single sample: %+v", in)
 	}
 }

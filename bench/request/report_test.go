@@ -121,7 +121,7 @@ func TestCompare(t *testing.T) {
 	presenttest.Check(t, "compare", *rewrite, c.WriteText)
 	old.Incomplete = bench.Interrupted
 	if c := now.Compare(old, 0.05); len(c.Notes) != 3 || !strings.Contains(c.Notes[0], "the earlier run is incomplete") {
-		t.Errorf("of an earlier run that is incomplete: %q", c.Notes)
+		t.Errorf("notes of a comparison with an incomplete run: %q", c.Notes)
 	}
 }
 

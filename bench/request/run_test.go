@@ -48,7 +48,7 @@ func TestDefectBudgetOfRequestsIsExceeded(t *testing.T) {
 	}
 	o.clock = ticking(begin, time.Minute)
 	if _, err := Run(t.Context(), o); !errors.Is(err, errdefs.ErrInvalid) {
-		t.Errorf("nothing fits: %v", err)
+		t.Errorf("a budget too small for any measurement: %v", err)
 	}
 }
 

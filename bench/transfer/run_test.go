@@ -147,7 +147,7 @@ func TestNVLinkCounters(t *testing.T) {
 			var b bytes.Buffer
 			must(t, r.WriteText(&b))
 			if !strings.Contains(b.String(), "saw 100.0 to 100.0% of the bytes") {
-				t.Errorf("no word on NVLink:\n%s", &b)
+				t.Errorf("the report lacks the line on NVLink:\n%s", &b)
 			}
 			o.Links = func() (int64, error) { return 0, errdefs.ErrNotSupported }
 			r, err = transfer.Run(t.Context(), o)
@@ -196,7 +196,7 @@ func TestDefectBudgetOfTransfersIsExceeded(t *testing.T) {
 	o.BlockBytes, o.Threads = []int64{100}, 1
 	within(func() error {
 		if len(r.LeftOut) != 1 || !strings.HasPrefix(r.LeftOut[0], "write of 1024 x 100 B (given up after ") || len(r.Points) != 3 {
-			return fmt.Errorf("it left out %q: %+v", r.LeftOut, r.Points)
+			return fmt.Errorf("the report left out %q: %+v", r.LeftOut, r.Points)
 		}
 		return nil
 	})
@@ -210,11 +210,11 @@ func TestDefectBudgetOfTransfersIsExceeded(t *testing.T) {
 	})
 	var text strings.Builder
 	if must(t, r.WriteText(&text)); !strings.Contains(text.String(), "cancelled at the end") {
-		t.Errorf("it does not report the batch that was given up:\n%s", &text)
+		t.Errorf("the report lacks the batch that was given up:\n%s", &text)
 	}
 	o.Driver, o.Batches, o.Budget = slow{d, 20 * time.Millisecond}, []int{1 << 10}, 100*time.Millisecond
 	if r, err := transfer.Run(ctx, o); r != nil || !errors.Is(err, errdefs.ErrInvalid) || !strings.Contains(err.Error(), "used up before the first measurement") {
-		t.Errorf("nothing fits: %v, %v", r, err)
+		t.Errorf("a budget too small for any measurement: %v, %v", r, err)
 	}
 }
 

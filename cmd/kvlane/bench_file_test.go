@@ -52,7 +52,7 @@ func TestBenchFileMeasuresAllPaths(t *testing.T) {
 		t.Fatalf("exit code %d, standard error %q, output:\n%s", code, stderr, stdout)
 	}
 	if left, err := os.ReadDir(dir); err != nil || len(left) != 0 {
-		t.Errorf("left behind: %v, %v", left, err)
+		t.Errorf("files left in the directory: %v, %v", left, err)
 	}
 	b, err := os.ReadFile(name)
 	var r file.Report
@@ -103,7 +103,7 @@ func TestBenchFileKeepsToDirect(t *testing.T) {
 				continue
 			}
 			if direct == "off" && r.Setup.CuFile != nil {
-				t.Errorf("never: cuFile's mode is %s", r.Setup.CuFile)
+				t.Errorf("with --direct off, cuFile's mode is %s", r.Setup.CuFile)
 			}
 			if direct == "off" && p.By == stream.PathCuFile.String() {
 				t.Errorf("--direct off: %s used cuFile", p.Name)

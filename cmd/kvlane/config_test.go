@@ -350,7 +350,7 @@ func TestWhereTheConfigurationIs(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got := shown(t, "device"); got != "sim "+mine+":1" {
-		t.Errorf("the user's: %q", got)
+		t.Errorf("the user's file gives %q", got)
 	}
 	second := configText(t, "device: host\n")
 	if got, err := firstFile([]string{filepath.Join(home, "none"), second, mine}); got != second || err != nil {
@@ -358,7 +358,7 @@ func TestWhereTheConfigurationIs(t *testing.T) {
 	}
 	t.Setenv(configEnv, second)
 	if got := shown(t, "device"); got != "host "+second+":1" {
-		t.Errorf("by %s: %q", configEnv, got)
+		t.Errorf("the file named by %s gives %q", configEnv, got)
 	}
 	if got := shown(t, "device", "--config", mine); got != "sim "+mine+":1" {
 		t.Errorf("by --config: %q", got)

@@ -101,7 +101,7 @@ func TestKilledReplayLeavesNoTornBlock(t *testing.T) {
 	}
 	t.Logf("%d of %d replays were killed, %d temporary files were swept", killed, tried, swept)
 	if killed < kills || swept == 0 {
-		t.Errorf("too few for a meaningful test: want %d kills, some of them during a write", kills)
+		t.Errorf("the test needs %d kills, some of them during a write", kills)
 	}
 }
 

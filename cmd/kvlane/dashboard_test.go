@@ -222,7 +222,7 @@ func TestAlertsAreOfWhatReplaysExpose(t *testing.T) {
 		}
 	}
 	if n < 10 {
-		t.Errorf("there are %d rules", n)
+		t.Errorf("found only %d alert rules", n)
 	}
 }
 

@@ -79,7 +79,7 @@ func TestDoctorRequiresOfThisMachine(t *testing.T) {
 		t.Errorf("no GPU: exit code %d, %v, %s", code, err, stderr)
 	}
 	if len(r.Required) != 1 || r.Required[0].Name != "cuda" || r.Required[0].Available.Reason == "" {
-		t.Errorf("required: %+v", r.Required)
+		t.Errorf("required features: %+v", r.Required)
 	}
 	if code, stdout, stderr := execute(t, "doctor", "--require", "posix,warp"); code != exitUsage || stdout != "" || !strings.Contains(stderr, `"warp" is not one of cuda, `) {
 		t.Errorf("an unknown name: exit code %d, %s", code, stderr)

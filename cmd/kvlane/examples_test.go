@@ -139,13 +139,13 @@ func runExample(t *testing.T, temp, line string, e example) {
 	}
 	code, stdout, stderr := execute(t, append(args, e.small...)...)
 	if code == exitOK && stdout == "" {
-		t.Error("it prints nothing")
+		t.Error("the example printed nothing")
 	}
 	if expected := e.want != "" && strings.Contains(stderr, e.want); code != exitOK && !expected || code == exitUsage {
 		t.Errorf("exit code %d, %q", code, stderr)
 	}
 	if e.want == noGPU && code == exitOK {
-		t.Error("it does without a GPU")
+		t.Error("the example succeeded without a GPU")
 	}
 	if _, err := cuda.Load(); err != nil && slices.Contains(args, "cuda") && e.want == "" { // without the driver the example reports that it is missing
 		if code, _, stderr := execute(t, args...); code != exitFailure || !strings.Contains(stderr, noGPU) {

@@ -108,7 +108,7 @@ func TestReplayThresholds(t *testing.T) {
 	code, stdout, _ = execute(t, append(args, "--json")...)
 	var r replay.Report
 	if err := json.Unmarshal([]byte(stdout), &r); err != nil || code != exitFailure || len(r.Thresholds) != 3 || !r.Thresholds[0].Met || r.Thresholds[2].Met {
-		t.Errorf("as JSON: exit code %d, %v, %+v", code, err, r.Thresholds)
+		t.Errorf("with --json: exit code %d, %v, %+v", code, err, r.Thresholds)
 	}
 	for _, text := range []string{"hit_rate", "luck>1", "load_p99<5", "lag_p99<1s"} {
 		if code, stdout, stderr := execute(t, small("replay", traceFile(t, goodLine), "--threshold", text)...); code != exitUsage || stdout != "" || !strings.Contains(stderr, "--threshold: ") {
@@ -260,7 +260,7 @@ func TestReplayRefusesADirectoryOfOthers(t *testing.T) {
 	}
 	code, _, stderr := execute(t, small("replay", trace, "--file-dir", dir, "--head-size", "128")...)
 	if code != exitFailure || !strings.Contains(stderr, dir) || !strings.Contains(stderr, "head size: expected 128, found 64") {
-		t.Errorf("another identity: exit code %d: %s", code, stderr)
+		t.Errorf("a directory of another identity: exit code %d: %s", code, stderr)
 	}
 	marker := filepath.Join(dir, "kvlane.json")
 	text, err := os.ReadFile(marker)
@@ -272,7 +272,7 @@ func TestReplayRefusesADirectoryOfOthers(t *testing.T) {
 	}
 	code, _, stderr = execute(t, small("replay", trace, "--file-dir", dir)...)
 	if code != exitFailure || !strings.Contains(stderr, dir) || !strings.Contains(stderr, "version: expected 1 or 2, found 99") {
-		t.Errorf("another version: exit code %d: %s", code, stderr)
+		t.Errorf("a directory of another version: exit code %d: %s", code, stderr)
 	}
 	if err := os.WriteFile(marker, text, 0o600); err != nil {
 		t.Fatal(err)

@@ -89,7 +89,7 @@ func TestExitCodes(t *testing.T) {
 				t.Errorf("exit code %d, want %d; standard error, which should contain %q:\n%s", code, c.code, c.stderr, stderr)
 			}
 			if c.code == exitOK && stdout == "" {
-				t.Error("nothing was printed")
+				t.Error("the command printed nothing")
 			}
 			if c.code != exitOK && stdout != "" {
 				t.Errorf("a failed command printed %q", stdout)

@@ -53,7 +53,7 @@ func TestReportsKeepToTheScreen(t *testing.T) {
 					}
 					presenttest.Fits(t, escapes.ReplaceAllString(shown, ""), columns)
 					if !strings.Contains(shown, "✓") {
-						t.Errorf("it has no verdict:\n%s", shown)
+						t.Errorf("the report has no verdict:\n%s", shown)
 					}
 				})
 			}

@@ -169,7 +169,7 @@ func TestStoreVerifyRepairs(t *testing.T) {
 		t.Fatal(err)
 	}
 	if code, stdout, _ := execute(t, "store", "verify", dir); code != exitFailure || !strings.Contains(stdout, "lost") || !strings.Contains(stdout, "damaged") {
-		t.Errorf("before: exit code %d, %s", code, stdout)
+		t.Errorf("verify before the repair: exit code %d, %s", code, stdout)
 	}
 	code, stdout, stderr := execute(t, "store", "verify", dir, "--repair")
 	if code != exitOK || !strings.Contains(stdout, "made anew") || !strings.Contains(stdout, "  set aside            to "+filepath.Join(dir, "quarantine")+"/") ||
@@ -177,13 +177,13 @@ func TestStoreVerifyRepairs(t *testing.T) {
 		t.Errorf("exit code %d, %s%s", code, stdout, stderr)
 	}
 	if code, stdout, _ := execute(t, "store", "verify", dir, "--json"); code != exitOK || !strings.Contains(stdout, `"clean": true`) {
-		t.Errorf("after: exit code %d, %s", code, stdout)
+		t.Errorf("verify after the repair: exit code %d, %s", code, stdout)
 	}
 	if code, stdout, stderr := execute(t, small("replay", traceFile(t, goodLine), "--file-dir", dir, "--file-read-only")...); code != exitOK {
 		t.Errorf("replay with the directory read-only: exit code %d, %s%s", code, stdout, stderr)
 	}
 	if after, err := filepath.Glob(filepath.Join(dir, "??", "*")); err != nil || len(after) != 1 {
-		t.Errorf("it has %q, %v", after, err)
+		t.Errorf("the directory has the blocks %q, %v", after, err)
 	}
 }
 
@@ -258,7 +258,7 @@ func TestDefectFromVerifyToACleanDirectory(t *testing.T) {
 	check(exitOK, "gc --remove notes.txt", "files removed  1, 4 B")
 	check(exitOK, "verify", "every block is sound")
 	if left, err := filepath.Glob(filepath.Join(dir, "??", "*")); err != nil || len(left) != 1 || left[0] != blocks[1] {
-		t.Errorf("it has %q, %v", left, err)
+		t.Errorf("the directory has the blocks %q, %v", left, err)
 	}
 	// A sound block in quarantine is not removed, and the exit code reports it.
 	if err := os.Rename(blocks[1], filepath.Join(dir, "quarantine", "0000000000000001-"+filepath.Base(blocks[1]))); err != nil {

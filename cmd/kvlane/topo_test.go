@@ -15,7 +15,7 @@ func TestTopo(t *testing.T) {
 		t.Fatalf("exit code %d\n%s%s", code, text, stderr)
 	}
 	if svg, err := os.ReadFile(file); err != nil || !strings.Contains(string(svg), "NUMA node ") {
-		t.Errorf("the picture: %v\n%s", err, svg)
+		t.Errorf("the SVG file: %v\n%s", err, svg)
 	}
 	code, text, _ = execute(t, "topo", "--json")
 	var m struct {

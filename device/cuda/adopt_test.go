@@ -38,7 +38,7 @@ func TestStreamsOfOthersAreRefused(t *testing.T) {
 	}
 	must(t, dev.Close())
 	if _, err := concrete(t, dev).AdoptStream(7); !errors.Is(err, errdefs.ErrClosed) {
-		t.Errorf("of a closed device: %v, want ErrClosed", err)
+		t.Errorf("adopt a stream on a closed device: %v, want ErrClosed", err)
 	}
 }
 

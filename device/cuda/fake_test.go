@@ -466,7 +466,7 @@ func (f *fake) open() device.Device {
 			f.tb.Errorf("close device: %v", err)
 		}
 		if left := f.left(); left != nil {
-			f.tb.Errorf("left behind: %v", left)
+			f.tb.Errorf("objects left in the driver: %v", left)
 		}
 		f.clean()
 	})

@@ -75,7 +75,7 @@ func TestAllocUndoesWhatItDidWhenTheNthCallFails(t *testing.T) {
 				r, err := alloc(dev)
 				if f.failedCall() == "" {
 					if err != nil {
-						t.Fatalf("nothing failed, but: %v", err)
+						t.Fatalf("no call failed, but Alloc returned: %v", err)
 					}
 					if n < 3 {
 						t.Errorf("only %d calls were made to fail", n)
@@ -176,7 +176,7 @@ func TestRegions(t *testing.T) {
 			}
 			other := newFake(t).open()
 			if err := other.Free(r); !errors.Is(err, errdefs.ErrInvalid) {
-				t.Errorf("another device frees it: %v, want ErrInvalid", err)
+				t.Errorf("free memory of another device: %v, want ErrInvalid", err)
 			}
 			// Of two concurrent calls of Free, one succeeds.
 			var freed atomic.Int32

@@ -87,7 +87,7 @@ func TestEnablePeerReportsTheNthFailure(t *testing.T) {
 			must(t, err)
 		}
 		if !a.reachesPeer(1) || b.reachesPeer(0) {
-			t.Errorf("reaches: %v, %v", a.reachesPeer(1), b.reachesPeer(0))
+			t.Errorf("access to the peer: %v one way, %v the other; want true, false", a.reachesPeer(1), b.reachesPeer(0))
 		}
 		must(t, b.Free(r))
 		f.clean()
@@ -116,6 +116,6 @@ func TestPeersThatCannotBe(t *testing.T) {
 	a.api.CtxEnablePeerAccess = func(cuda.Context) cuda.Result { return cuda.ErrorPeerAccessAlreadyEnabled }
 	must(t, a.EnablePeer(b)) // the host program has enabled the access before
 	if !a.reachesPeer(1) {
-		t.Error("not reached")
+		t.Error("the peer is not reachable")
 	}
 }

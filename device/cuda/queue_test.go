@@ -455,7 +455,7 @@ func TestCloseFreesAndCountsWhatIsLeft(t *testing.T) {
 		}
 	}
 	if left := f.left(); left != nil {
-		t.Errorf("left behind: %v", left)
+		t.Errorf("objects left in the driver: %v", left)
 	}
 	f.clean()
 	must(t, dev.Close())

@@ -96,7 +96,7 @@ func TestScatteredRegistrationsBecomeOne(t *testing.T) {
 	free(t, d, r)
 	f.maxHost = 2 * stride
 	if _, err := d.AllocSlots(7, stride); !errors.Is(err, errdefs.ErrNoMemory) || !strings.Contains(err.Error(), "not contiguous") {
-		t.Errorf("neither way works: %v, want ErrNoMemory with the reason", err)
+		t.Errorf("AllocSlots with both methods failing: %v, want ErrNoMemory with the reason", err)
 	}
 	if len(f.hosts) != 0 {
 		t.Errorf("%v are left", f.hosts)

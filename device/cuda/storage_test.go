@@ -185,7 +185,7 @@ func TestStorageGivesBackInOrder(t *testing.T) {
 	must(t, sf.Close(t.Context()))
 	must(t, st.Close())
 	if left := f.left(); left != nil {
-		t.Errorf("left behind: %v", left)
+		t.Errorf("objects left in the driver: %v", left)
 	}
 	f.clean()
 }
@@ -339,7 +339,7 @@ func TestTransferWithoutEventIsNeverOver(t *testing.T) {
 		t.Errorf("close the device: %v", err)
 	}
 	if left := f.left(); left != nil {
-		t.Errorf("left behind: %v", left)
+		t.Errorf("objects left in the driver: %v", left)
 	}
 }
 
@@ -361,7 +361,7 @@ func TestDefectSecondStorageOpenForgetsTheFailure(t *testing.T) {
 	l.status = cufile.Success
 	_, again := l.dev.OpenStorage(device.StorageOptions{})
 	if first == nil || again == nil || first.Error() != again.Error() || !errors.Is(again, errdefs.ErrNotSupported) {
-		t.Errorf("first %v, then %v", first, again)
+		t.Errorf("the first open returned %v, the second %v", first, again)
 	}
 	if n := l.count("cuFileDriverOpen"); n != 1 {
 		t.Errorf("the driver was opened %d times", n)

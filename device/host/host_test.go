@@ -202,7 +202,7 @@ func TestRefusals(t *testing.T) {
 		t.Errorf("memory that another device has pinned: %v", err)
 	}
 	if !q.HasKernel(device.KernelCopyPartsSum) {
-		t.Error("it lacks the kernel that copies and sums parts")
+		t.Error("the queue lacks the kernel that copies and sums parts")
 	}
 	must(t, errors.Join(q.Close(t.Context()), d.Free(p), hostmem.Free(b)))
 }

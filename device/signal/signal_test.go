@@ -73,7 +73,7 @@ func TestOpenRefuses(t *testing.T) {
 		}
 	}
 	if _, err := signal.Open(struct{ device.Device }{r.dev}, 1); !errors.Is(err, errdefs.ErrNotSupported) {
-		t.Errorf("a device that adopts no streams: %v", err)
+		t.Errorf("open on a device that cannot adopt streams: %v", err)
 	}
 	if _, err := r.pool.Take(t.Context(), 0); !errors.Is(err, errdefs.ErrInvalid) {
 		t.Errorf("no steps: %v", err)
@@ -190,7 +190,7 @@ func TestWordsStayUntilAStreamHasWrittenThem(t *testing.T) {
 	must(t, err)
 	faults.Add(fault.Nth(sim.OpWait, 1).Fail(errdefs.ErrNotSupported))
 	if err := s.Block(r.stream, 1); !errors.Is(err, errdefs.ErrNotSupported) {
-		t.Errorf("hold: %v", err)
+		t.Errorf("block with a failing hold: %v", err)
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 	defer cancel()
@@ -213,7 +213,7 @@ func TestWordsStayWhereNobodyKnowsWhoReadsThem(t *testing.T) {
 	s, err := r.pool.Take(t.Context(), 1)
 	must(t, err)
 	if err := s.Block(r.stream, 1); !errors.Is(err, fault.ErrInjected) {
-		t.Errorf("hold: %v", err)
+		t.Errorf("block with a failing hold: %v", err)
 	}
 	for range 2 {
 		if err := r.pool.Close(t.Context()); !errors.Is(err, fault.ErrInjected) {

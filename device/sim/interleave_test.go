@@ -98,6 +98,6 @@ func TestInterleavingPassesStalledQueuesBy(t *testing.T) {
 func TestStepDoesNothingOnConcurrentDevices(t *testing.T) {
 	d := open(t, sim.Options{})
 	if d.Step() {
-		t.Error("stepped")
+		t.Error("Step ran an operation")
 	}
 }

@@ -204,14 +204,14 @@ func TestStillDeviceMovesNothing(t *testing.T) {
 			t.Fatal(err)
 		}
 		if moved := b[device.LeafBytes] == 1; moved == still {
-			t.Errorf("still %t: the byte moved: %t", still, moved)
+			t.Errorf("with still %t: the byte moved: %t", still, moved)
 		}
 		leaf := b[:device.LeafBytes]
 		if still {
 			leaf = make([]byte, device.LeafBytes)
 		}
 		if got, want := binary.LittleEndian.Uint64(b[sum:]), xxh3.Hash(leaf); got != want {
-			t.Errorf("still %t: sum %#x, want %#x", still, got, want)
+			t.Errorf("with still %t: sum %#x, want %#x", still, got, want)
 		}
 	}
 }

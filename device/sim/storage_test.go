@@ -118,7 +118,7 @@ func TestDefectSecondStorageOpenForgetsTheFailure(t *testing.T) {
 	d := open(t, sim.Options{Faults: fault.New(1, fault.Nth(sim.OpStorageOpen, 0).Fail(nil))})
 	_, first := d.OpenStorage(device.StorageOptions{})
 	if _, timer := d.OpenStorage(device.StorageOptions{}); first == nil || timer == nil || first.Error() != timer.Error() {
-		t.Errorf("first %v, then %v", first, timer)
+		t.Errorf("the first open returned %v, the second %v", first, timer)
 	}
 }
 
@@ -149,12 +149,12 @@ func TestShortTransferIsNoError(t *testing.T) {
 	must(t, err)
 	sf := registerFile(t, openStorage(t, d.Device), tempFile(t, 8192))
 	if n, err := sf.Read(mem.All(r), 0); n != 2048 || err != nil {
-		t.Errorf("half a read: %d, %v", n, err)
+		t.Errorf("a read that is cut in half: %d, %v", n, err)
 	}
 	x, err := sf.EnqueueRead(q, mem.All(r), 0)
 	must(t, err)
 	if n, err := x.Wait(t.Context()); n != 2048 || err != nil {
-		t.Errorf("half a read by a queue: %d, %v", n, err)
+		t.Errorf("a queued read that is cut in half: %d, %v", n, err)
 	}
 	x.Close()
 	must(t, q.Close(t.Context()))

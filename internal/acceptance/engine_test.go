@@ -171,7 +171,7 @@ func TestTasksAreBounded(t *testing.T) {
 	dump.Cancel()
 	<-dump.Done()
 	if _, err := e.Load(t.Context(), nil, cache, refs, kvlane.LoadOptions{}); err != nil {
-		t.Errorf("when the first has ended: %v", err)
+		t.Errorf("after the first task has ended: %v", err)
 	}
 	if err := cache.Close(t.Context()); err != nil {
 		t.Error(err)

@@ -409,7 +409,7 @@ func (s *side) wantFailures(ctx context.Context, t *testing.T, other *prefiller)
 	defer cancel()
 	for ; err == nil; e, err = s.transfer.Receive(soon) {
 		if arrived++; e.Complete || e.Failed || string(e.Request) != "hangs" {
-			t.Errorf("of a sender that was killed: %+v", e)
+			t.Errorf("event of a killed sender: %+v", e)
 		}
 	}
 	if !errors.Is(err, context.DeadlineExceeded) || arrived == 0 {

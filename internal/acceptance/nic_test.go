@@ -260,7 +260,7 @@ func TestEngineWithNICsUnwindsAndForgetsNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := e.Register(r); !errors.Is(err, errdefs.ErrExists) {
-		t.Errorf("second Register = %v, want ErrExists", err)
+		t.Errorf("second Register returned %v, want ErrExists", err)
 	}
 	for range 2 {
 		if err := e.Unregister(t.Context(), r); err != nil {

@@ -105,7 +105,7 @@ func TestTransferHandsKVOver(t *testing.T) {
 			t.Fatal(err)
 		}
 		if err := to.Offer(t.Context(), "decode", ct); !errors.Is(err, errdefs.ErrExists) {
-			t.Errorf("the name again: %v", err)
+			t.Errorf("offer the same name again: %v", err)
 		}
 		name := "decode"
 		if tc.Metadata == "" {
@@ -219,7 +219,7 @@ func TestTransferOfAnotherModel(t *testing.T) {
 		t.Errorf("an unknown segment: %v", err)
 	}
 	if err := to.Offer(t.Context(), "mine", ch); !errors.Is(err, errdefs.ErrInvalid) {
-		t.Errorf("another engine's cache: %v", err)
+		t.Errorf("offer the cache of another engine: %v", err)
 	}
 	if _, err := prefill.OpenTransfer(t.Context(), kvlane.TransferConfig{Metadata: "etcd://x"}); !errors.Is(err, errdefs.ErrInvalid) {
 		t.Errorf("metadata of another sort: %v", err)

@@ -101,7 +101,7 @@ func (m *mutant) mustFail(t *testing.T) {
 		t.Fatal(err)
 	}
 	if out, err := run(t, root, "go", "test", "-c", "-vet=off", "-ldflags=-s -w", "-overlay", list, "-o", binary, "./"+m.pkg); err != nil {
-		t.Fatalf("it does not build: %v\n%s", err, out)
+		t.Fatalf("the mutant does not compile: %v\n%s", err, out)
 	}
 	for try := range mutantTries {
 		out, err := run(t, filepath.Join(root, m.pkg), binary, "-test.run", "^"+m.test+"$", "-test.timeout", "60s")
@@ -111,7 +111,7 @@ func (m *mutant) mustFail(t *testing.T) {
 			t.Logf("the test passes with the defect in, run %d:\n%s", try+1, out)
 			continue
 		case !errors.As(err, &failed) || !strings.Contains(out, "--- FAIL: "+m.test) && !strings.Contains(out, "panic: "):
-			t.Errorf("it is not the test that failed: %v\n%s", err, out)
+			t.Errorf("a test other than the expected one failed: %v\n%s", err, out)
 		default:
 			first, _, _ := strings.Cut(strings.TrimSpace(strings.TrimPrefix(out, "--- FAIL: "+m.test)), "\n    --- ")
 			t.Logf("found: %.300s", first)

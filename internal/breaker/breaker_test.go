@@ -184,7 +184,7 @@ func TestConcurrently(t *testing.T) {
 			p.Succeed()
 		}
 		if time.Now().After(end) {
-			t.Fatalf("it does not recover: %+v", b.Stats())
+			t.Fatalf("the breaker does not recover: %+v", b.Stats())
 		}
 	}
 }

@@ -42,7 +42,7 @@ func TestAllocator(t *testing.T) {
 	dev := l.AllocatorDevice(0)
 	t.Cleanup(func() { must(t, dev.Close()) })
 	if err := l.OpenAllocator("cuda", 0); !errors.Is(err, errdefs.ErrExists) {
-		t.Errorf("another driver's: %v", err)
+		t.Errorf("open the allocator with another driver: %v", err)
 	}
 	const n = 100_000
 	at, err := l.Allocate(0, n)

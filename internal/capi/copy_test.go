@@ -92,11 +92,11 @@ func TestDefectMemoryIsFreedWhereANICKeepsIt(t *testing.T) {
 	k := new(keeping)
 	_, err := lib.RegisterHostBy(p.engine, k, b)
 	if want(t, "rejected memory", err, capi.NotSupported); k.taken != 1 || strings.Contains(err.Error(), stays) {
-		t.Errorf("taken back %d times: %v", k.taken, err)
+		t.Errorf("the NIC released memory %d times: %v", k.taken, err)
 	}
 	_, err = lib.RegisterDeviceBy(p.engine, k, uint64(p.kv.Dev()), p.kv.Len())
 	if want(t, "rejected memory of the device", err, capi.NotSupported); k.taken != 2 || strings.Contains(err.Error(), stays) {
-		t.Errorf("taken back %d times: %v", k.taken, err)
+		t.Errorf("the NIC released memory %d times: %v", k.taken, err)
 	}
 	host, err := lib.RegisterHost(p.engine, b)
 	p.must(err)
@@ -115,7 +115,7 @@ func TestDefectMemoryIsFreedWhereANICKeepsIt(t *testing.T) {
 	k.stuck = nil
 	p.close()
 	if k.taken != 3 || lib.Live() != 0 {
-		t.Errorf("taken back %d times, %d handles are left", k.taken, lib.Live())
+		t.Errorf("the NIC released memory %d times, %d handles are left", k.taken, lib.Live())
 	}
 }
 

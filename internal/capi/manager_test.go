@@ -83,7 +83,7 @@ func TestManagerAndItsWorker(t *testing.T) {
 	}
 	job := store("ab")
 	if got := lookup("abc"); !slices.Equal(got, []uint8{1, 1, 0}) {
-		t.Errorf("while they are stored: %v", got)
+		t.Errorf("states while the blocks are stored: %v", got)
 	}
 	want(t, "results of others", lib.JobEnd(job, make([]uint8, 3)), capi.Invalid)
 	p.must(lib.JobEnd(job, nil))

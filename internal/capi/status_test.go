@@ -27,7 +27,7 @@ func TestSentinelsHaveStatuses(t *testing.T) {
 		t.Errorf("anything else is %d", s)
 	}
 	if s := capi.StatusOf(nil); s != capi.OK {
-		t.Errorf("nothing is %d", s)
+		t.Errorf("status of a nil error: %d", s)
 	}
 }
 

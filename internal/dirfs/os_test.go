@@ -110,7 +110,7 @@ func TestNoPartOfANameMayBeALink(t *testing.T) {
 	}
 	b, err := os.ReadFile(victim)
 	if err != nil || string(b) != "precious" {
-		t.Errorf("the victim: %q, %v", b, err)
+		t.Errorf("the link's target: %q, %v", b, err)
 	}
 	if i, err := d.Stat("link"); err != nil || i.Type != fs.ModeSymlink || i.Regular() {
 		t.Errorf("stat of a link: %+v, %v", i, err)
@@ -119,7 +119,7 @@ func TestNoPartOfANameMayBeALink(t *testing.T) {
 	must(t, d.Remove("link"))
 	must(t, d.Rename("linked", "mine", true))
 	if i, err := os.Stat(victim); err != nil || i.ModTime().Unix() == 5 {
-		t.Errorf("the victim after its link was removed: %v, %v", i, err)
+		t.Errorf("the target after its link was removed: %v, %v", i, err)
 	}
 }
 
@@ -141,7 +141,7 @@ func TestRemoveAnythingButAFullFolder(t *testing.T) {
 		must(t, d.Remove(name))
 	}
 	if names, err := d.ReadDir("."); err != nil || len(names) != 0 {
-		t.Errorf("left: %q, %v", names, err)
+		t.Errorf("names left in the directory: %q, %v", names, err)
 	}
 }
 

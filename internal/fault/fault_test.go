@@ -73,7 +73,7 @@ func TestOperationsAreCountedByName(t *testing.T) {
 	f, ok := p.Hit("b")
 	var e *fault.Error
 	if !ok || f.Action != fault.Fail || !errors.As(f.Err, &e) || e.Op != "b" || e.N != 1 {
-		t.Errorf("second b: %v, %+v", ok, f)
+		t.Errorf("fault of the second operation b: %v, %+v", ok, f)
 	}
 	if p.Seen("a") != 3 || p.Seen("b") != 2 || p.Injected() != 1 {
 		t.Errorf("seen %d a, %d b, injected %d", p.Seen("a"), p.Seen("b"), p.Injected())

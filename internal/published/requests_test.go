@@ -114,7 +114,7 @@ func (f figures) replayed(names, what string) (string, error) {
 	text, err := f.over(names, digits, func(r *run) (float64, error) {
 		t := r.trace
 		if t == nil || !t.Complete || t.Mismatches+t.Corrupt+t.BadCopies+t.LoadErrors+t.DumpErrors+t.DurableErrors > 0 {
-			return 0, fmt.Errorf("it is of no replay, or of one in which something failed")
+			return 0, fmt.Errorf("the report is not of a replay, or some operations failed")
 		}
 		v, ok := map[string]float64{
 			"seconds": t.Seconds, "requests": float64(t.Requests), "accesses": float64(t.BlockAccesses), "hits": float64(t.PrefixHits),

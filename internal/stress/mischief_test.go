@@ -233,7 +233,7 @@ func (r *round) check(m *mischief) {
 		m.findings(rep)
 		for _, f := range rep.Findings {
 			if f.Problem == file.Leftover {
-				r.Errorf("left behind: %+v", f)
+				r.Errorf("leftover file: %+v", f)
 			}
 		}
 		if rep.LiveSessions != 0 {

@@ -65,7 +65,7 @@ func TestStress(t *testing.T) {
 	}
 	t.Logf("%v", all)
 	if !all.shows() {
-		t.Errorf("one of the counts %q is zero, so the run tested nothing", shown)
+		t.Errorf("one of the counts %q is zero, so the run did not cover everything", shown)
 	}
 }
 

@@ -24,7 +24,7 @@ func TestRequired(t *testing.T) {
 	}
 	for _, tt := range tests {
 		if got := required(tt.list, tt.feature); got != tt.want {
-			t.Errorf("required(%q, %q) = %v", tt.list, tt.feature, got)
+			t.Errorf("required(%q, %q) returned %v", tt.list, tt.feature, got)
 		}
 	}
 }

@@ -80,7 +80,7 @@ func TestDomainsAreApart(t *testing.T) {
 	p := provider(t, soft.Options{})
 	own, other := newDomain(t, p), newDomain(t, p)
 	if own.nic.Covers(mem.All(other.region), 0) {
-		t.Error("one domain covers memory of the other")
+		t.Error("a domain covers memory of another domain")
 	}
 	local := own.write(own, 0, 8)
 	local.SGEs[0] = other.info.SGE(0, 8)

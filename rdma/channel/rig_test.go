@@ -119,7 +119,7 @@ func next(tb testing.TB, q rdma.CQ) rdma.WC {
 			return wcs[0]
 		}
 	}
-	tb.Fatal("nothing completes")
+	tb.Fatal("no request completed")
 	return rdma.WC{}
 }
 

@@ -54,7 +54,7 @@ func newLibrary(tb testing.TB) (*library, *ibverbs.API) {
 	}
 	tb.Cleanup(func() {
 		if len(l.parents) > 0 || len(l.pipes) > 0 {
-			tb.Errorf("left open in the library: %v", l.parents)
+			tb.Errorf("objects left open in the library: %v", l.parents)
 		}
 		if l.unacked != 0 {
 			tb.Errorf("%d events were not acknowledged", l.unacked)

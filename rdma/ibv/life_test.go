@@ -264,11 +264,11 @@ func TestEventsFindTheirQueue(t *testing.T) {
 	defer cancel()
 	channel, ok := r.channel.(*CompChannel)
 	if !ok {
-		t.Fatal("not of this package")
+		t.Fatal("the object is not of this package")
 	}
 	own, ok := r.cq.(*CQ)
 	if !ok {
-		t.Fatal("not of this package")
+		t.Fatal("the object is not of this package")
 	}
 	// The first event belongs to an unknown queue.
 	l.events = []ibverbs.CQ{999, own.native}
@@ -289,7 +289,7 @@ func TestEventsFindTheirQueue(t *testing.T) {
 	}
 	dev, ok := r.dev.(*Device)
 	if !ok {
-		t.Fatal("not of this package")
+		t.Fatal("the object is not of this package")
 	}
 	for _, w := range want {
 		l.signal(uintptr(dev.ctx))
@@ -304,11 +304,11 @@ func TestWaitsEnd(t *testing.T) {
 	l, r := opened(t)
 	channel, ok := r.channel.(*CompChannel)
 	if !ok {
-		t.Fatal("not of this package")
+		t.Fatal("the object is not of this package")
 	}
 	own, ok := r.cq.(*CQ)
 	if !ok {
-		t.Fatal("not of this package")
+		t.Fatal("the object is not of this package")
 	}
 	enough := errors.New("enough")
 	ctx, cancel := context.WithCancelCause(t.Context())

@@ -340,19 +340,19 @@ func TestPostChecksRequests(t *testing.T) {
 	}
 	// The library created two more entries than requested.
 	if n, err := r.qp.PostSend(make([]rdma.SendWR, 7)); n != 6 || !errors.Is(err, errdefs.ErrBusy) {
-		t.Errorf("too many: posted %d, %v; want 6, ErrBusy", n, err)
+		t.Errorf("post 7 sends: posted %d, %v; want 6, ErrBusy", n, err)
 	}
 	if n, err := r.qp.PostRecv([]rdma.RecvWR{{}, {SGEs: make([]rdma.SGE, 2)}}); n != 1 || !errors.Is(err, errdefs.ErrInvalid) {
 		t.Errorf("receive: posted %d, %v; want 1, ErrInvalid", n, err)
 	}
 	if n, err := r.qp.PostRecv(make([]rdma.RecvWR, 5)); n != 4 || !errors.Is(err, errdefs.ErrBusy) {
-		t.Errorf("too many receives: posted %d, %v; want 4, ErrBusy", n, err)
+		t.Errorf("post 5 receives: posted %d, %v; want 4, ErrBusy", n, err)
 	}
 	if n, err := r.sharing.PostRecv(make([]rdma.RecvWR, 1)); n != 0 || !errors.Is(err, errdefs.ErrInvalid) {
 		t.Errorf("receive with a shared queue: posted %d, %v", n, err)
 	}
 	if n, err := r.qp.PostSend(nil); n != 0 || err != nil {
-		t.Errorf("nothing: posted %d, %v", n, err)
+		t.Errorf("post no sends: posted %d, %v", n, err)
 	}
 }
 
@@ -365,7 +365,7 @@ func TestFullQueueIsBusy(t *testing.T) {
 	api.PostSend = func(ibverbs.QP, *ibverbs.SendChain) (int, unix.Errno) { return 2, unix.ENOMEM }
 	dev, ok := r.dev.(*Device)
 	if !ok {
-		t.Fatal("not of this package")
+		t.Fatal("the object is not of this package")
 	}
 	dev.api = &api
 	n, err := r.qp.PostSend([]rdma.SendWR{{}, {}, {WRID: 0x33, Opcode: rdma.WRSend}})

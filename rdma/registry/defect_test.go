@@ -81,13 +81,13 @@ func TestDefectFailureToUndoPassesForARefusal(t *testing.T) {
 		wantErr(t, err, errdefs.ErrNoMemory)
 		var left *registry.LeftError
 		if errors.As(err, &left) == undone || left != nil && (!errors.Is(left.Left, errdefs.ErrBusy) || errors.Is(left.Err, errdefs.ErrBusy) || errors.Is(left.Left, errdefs.ErrNoMemory)) {
-			t.Errorf("undone %t: %v", undone, err)
+			t.Errorf("undo succeeded %t: %v", undone, err)
 		}
 		if err := registry.Unregister(t.Context(), nics, a, b); err != nil {
 			t.Error(err)
 		}
 		if err := nics[0].Register(all, a, b); err != nil {
-			t.Errorf("undone %t, then taken back: %v", undone, err)
+			t.Errorf("register again, undo succeeded %t: %v", undone, err)
 		}
 		if err := registry.Unregister(t.Context(), nics, a, b); err != nil {
 			t.Error(err)

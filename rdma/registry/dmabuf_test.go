@@ -101,7 +101,7 @@ func TestDefectNoDMABufRegistration(t *testing.T) {
 			defer m.Release()
 			how, why := m.Method()
 			if how != tt.want || (why != nil) != (tt.want == registry.MethodPeerMemory) {
-				t.Errorf("by %s, since %v", how, why)
+				t.Errorf("registered by method %s with the reason %v", how, why)
 			}
 			want := registry.Stats{}
 			want.By[how-1] = registry.MethodStats{Live: 1, Bytes: 0x1000, Total: 1}

@@ -356,7 +356,7 @@ func TestSetOpensEachNICOnce(t *testing.T) {
 	for range 3 {
 		g, err := set.NIC("soft0")
 		if err != nil || g != nics[0] {
-			t.Errorf("another NIC, %v", err)
+			t.Errorf("the set returned a different NIC, %v", err)
 		}
 	}
 	if plan.Seen(soft.OpOpen) != 1 || plan.Seen(soft.OpAllocPD) != 1 {

@@ -21,7 +21,7 @@ func TestRightsAreNoMoreThanAskedFor(t *testing.T) {
 	wants := func(need, want rdma.Access) {
 		t.Helper()
 		if !g.Covers(e, need) {
-			t.Errorf("nothing covers %s", need)
+			t.Errorf("no registration covers %s", need)
 		}
 		m, err := g.Acquire(e, need)
 		if err != nil {

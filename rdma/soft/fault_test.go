@@ -144,7 +144,7 @@ func TestPartialRequest(t *testing.T) {
 		t.Errorf("%v", err)
 	}
 	if got := r.mem.Bytes()[:1000]; !bytes.Equal(got[:500], r.mem.Bytes()[1<<19:][:500]) || !bytes.Equal(got[500:], before[500:]) {
-		t.Error("not the first half was moved")
+		t.Error("the first half was not moved, or more than it")
 	}
 }
 
@@ -199,6 +199,6 @@ func TestDelayedRequest(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		t.Error("not done after a minute")
+		t.Error("the request is not done after a minute")
 	})
 }

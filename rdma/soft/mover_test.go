@@ -54,10 +54,10 @@ func TestMoverFails(t *testing.T) {
 	post(t, r.qp, r.write(1, 0, 4096, 8), r.write(2, 64, 4096, 8))
 	wcs := await(t, r.cq, 2)
 	if wcs[0].Status != rdma.WCGeneralErr || !errors.Is(wcs[0].Err(), m.err) || errors.Is(wcs[0].Err(), errdefs.ErrBroken) {
-		t.Errorf("first: %v", wcs[0].Err())
+		t.Errorf("first completion: %v", wcs[0].Err())
 	}
 	if wcs[1].Status != rdma.WCWRFlushErr {
-		t.Errorf("second: %v", wcs[1].Err())
+		t.Errorf("second completion: %v", wcs[1].Err())
 	}
 	if s := state(t, r.qp); s != rdma.QPSErr {
 		t.Errorf("the queue pair is in %s", s)

@@ -45,7 +45,7 @@ func TestLeaseNotesTheOrder(t *testing.T) {
 	r.put(r.file, 4, 5)
 	r.lease("ccccff", span(0, 10)...).Release()
 	if len(below.used) != 1 || !slices.Equal(below.used[0], tiertest.Keys(span(0, 6)...)) || below.at[0] != (tier.Place{}) {
-		t.Errorf("used: %v, at %v", below.used, below.at)
+		t.Errorf("the tier got the order %v at %v", below.used, below.at)
 	}
 	for i := 4; i < 10; i++ {
 		below.wantPlace(t, i)

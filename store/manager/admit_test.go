@@ -28,7 +28,7 @@ func TestFilesThatAreSlowerThanComputingAreRefused(t *testing.T) {
 			below.there[fs.Key(0, fmt.Appendf(nil, "f%d", i))] = true
 		}
 		if got := worth("f0", "f1"); got != 2 {
-			t.Errorf("nothing is known, and %d of 2 blocks are worth loading", got)
+			t.Errorf("without measurements %d of 2 blocks are worth loading", got)
 		}
 		for i := range 3 { // 10 s for each block
 			j := loaded(t, m, fmt.Sprintf("f%d", i))

@@ -31,7 +31,7 @@ func TestDirectJobs(t *testing.T) {
 	}
 	second := loaded(t, m, "c")
 	if second.Direct || !slices.Equal(hashes(second.Evicted), []string{"b"}) {
-		t.Errorf("second request: direct %t, evicts %v", second.Direct, second.Evicted)
+		t.Errorf("second job: direct %t, evicts %v", second.Direct, second.Evicted)
 	}
 	end(t, second)
 	if s := m.Stats(); s.Direct != 1 || s.FromFiles != 2 || s.FromPool != 2 || s.Blocks != 2 {

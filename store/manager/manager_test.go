@@ -144,7 +144,7 @@ func TestStoredBlocksAreThere(t *testing.T) {
 		t.Errorf("stores %v, evicts %v", got, j.Evicted)
 	}
 	if got := states(t, m, "a", "b", "c"); !slices.Equal(got, []manager.State{manager.UnderWay, manager.UnderWay, manager.Absent}) {
-		t.Errorf("while they are stored: %v", got)
+		t.Errorf("states while the blocks are stored: %v", got)
 	}
 	if _, err := m.Load(t.Context(), named("a")); !errors.Is(err, errdefs.ErrBusy) {
 		t.Errorf("load of a block that is being stored: %v", err)
@@ -206,7 +206,7 @@ func TestFilesOfAllRanks(t *testing.T) {
 	}
 	j := loaded(t, m, "a")
 	if got := states(t, m, "a"); got[0] != manager.UnderWay {
-		t.Errorf("on its way from files: %v", got)
+		t.Errorf("states while the blocks are loaded from files: %v", got)
 	}
 	end(t, j)
 	clear(below[0].there)

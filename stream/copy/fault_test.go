@@ -368,7 +368,7 @@ func TestQuarantine(t *testing.T) {
 	}
 	select {
 	case <-tickets[1].Done():
-		t.Fatalf("resolved without proof: %v", tickets[1].Err())
+		t.Fatalf("the ticket resolved before its work was known to have ended: %v", tickets[1].Err())
 	case <-tickets[2].Done():
 		t.Fatalf("resolved before the one before it: %v", tickets[2].Err())
 	default:

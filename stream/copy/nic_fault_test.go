@@ -58,7 +58,7 @@ func TestNICFailsABatch(t *testing.T) {
 		t.Errorf("close, after the ticket returned the error: %v", err)
 	}
 	if !errors.Is(o.NIC.Err(), cause) {
-		t.Errorf("the carrier: %v", o.NIC.Err())
+		t.Errorf("error of the NIC stream: %v", o.NIC.Err())
 	}
 	s = open(t, dev, o)
 	for reason, s := range map[string]*streamcopy.Stream{streamcopy.ReasonUnprepared: s, streamcopy.ReasonRefused: other} {
@@ -123,7 +123,7 @@ func TestNICThatBrokeMeanwhile(t *testing.T) {
 			}
 		}
 		if !errors.Is(c.Err(), errdefs.ErrClosed) {
-			t.Errorf("the carrier: %v", c.Err())
+			t.Errorf("error of the NIC stream: %v", c.Err())
 		}
 		if c := complete(t, s, batch); c.Path != stream.PathKernel || c.GivenUp != nil || d.asked[len(d.asked)-1].Has(stream.PathNICSoft) {
 			t.Errorf("the next one: %+v", c)

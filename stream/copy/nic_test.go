@@ -179,7 +179,7 @@ func TestNICIsOfferedWhatItReaches(t *testing.T) {
 			s := open(t, dev, streamcopy.Options{Planner: c, NIC: g.carrier(nic.Options{})})
 			complete(t, s, tt.batch)
 			if offered := c.asked[0].Has(stream.PathNICSoft); offered != tt.offered {
-				t.Errorf("offered %t", offered)
+				t.Errorf("the NIC was offered to the planner: %t", offered)
 			}
 			forced := open(t, dev, streamcopy.Options{Path: stream.PathNICSoft, NIC: g.carrier(nic.Options{})})
 			if done := complete(t, forced, tt.batch); (done.Path == stream.PathNICSoft) != tt.forced || !tt.forced && done.Reason != streamcopy.ReasonUnfit {

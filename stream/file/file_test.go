@@ -202,7 +202,7 @@ func TestNthWriteFails(t *testing.T) {
 		}
 		if err == nil {
 			if n < 7 {
-				t.Errorf("there were only %d writes", n)
+				t.Errorf("the batch made only %d writes", n)
 			}
 			return
 		}
@@ -390,7 +390,7 @@ func TestRequireWantsTrueGDS(t *testing.T) {
 		c, err := try(t, s, mem.All(r), mem.All(d))
 		if direct == file.DirectRequire {
 			if !errors.Is(err, errdefs.ErrNotSupported) || !strings.Contains(err.Error(), "no nvidia-fs") {
-				t.Errorf("required: %v", err)
+				t.Errorf("open with GDS required: %v", err)
 			}
 		} else if err != nil || c.Path != stream.PathPosix {
 			t.Errorf("%s: %+v: %v", direct, c, err)
@@ -411,7 +411,7 @@ func TestGivenUp(t *testing.T) {
 		c, err := try(t, s, mem.All(fs.alloc(t, 4096)), mem.All(d))
 		switch {
 		case i == 0 && (err != nil || c.Path != stream.PathCuFile || c.Reason != file.ReasonGDS):
-			t.Errorf("the first: %+v: %v", c, err)
+			t.Errorf("first batch: %+v: %v", c, err)
 		case i == 1 && !errors.Is(err, fault.ErrInjected):
 			t.Errorf("a registration that failed: %v", err)
 		case i >= 2 && (err != nil || c.Path != stream.PathPosix || (i == 2) != (c.GivenUp != nil)):

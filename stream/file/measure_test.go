@@ -36,7 +36,7 @@ func TestMeasure(t *testing.T) {
 		t.Errorf("points by path: %v", seen)
 	}
 	if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {
-		t.Errorf("left behind: %v, %v", left, err)
+		t.Errorf("files left in the directory: %v, %v", left, err)
 	}
 	text, err := json.Marshal(p)
 	var back file.Profile
@@ -64,7 +64,7 @@ func TestMeasureKeepsItsBudget(t *testing.T) {
 		t.Errorf("error %v, want the context's", err)
 	}
 	if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {
-		t.Errorf("left behind: %v, %v", left, err)
+		t.Errorf("files left in the directory: %v, %v", left, err)
 	}
 }
 

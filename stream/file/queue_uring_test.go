@@ -120,7 +120,7 @@ func TestURingThatBreaksIsGivenUp(t *testing.T) {
 		c, err := writeAll(t, s, 8*file.Align)
 		switch {
 		case i == 0 && (!errors.Is(err, unix.EPERM) || !errors.Is(err, errdefs.ErrBroken)):
-			t.Errorf("the first: %v", err)
+			t.Errorf("first batch: %v", err)
 		case i > 0 && (err != nil || c.Path != stream.PathPosix || (i == 1) != errors.Is(c.GivenUp, unix.EPERM)):
 			t.Errorf("batch %d: %+v: %v", i, c, err)
 		}

@@ -164,6 +164,6 @@ func TestWaitsAreChecked(t *testing.T) {
 		}
 	}
 	if _, err := hoststream.Open(struct{ device.Device }{r.dev}, 1, shards); !errors.Is(err, errdefs.ErrNotSupported) {
-		t.Errorf("a device that adopts no streams: %v", err)
+		t.Errorf("open on a device that cannot adopt streams: %v", err)
 	}
 }

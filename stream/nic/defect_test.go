@@ -166,7 +166,7 @@ func TestRefusedReset(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
 	if err := ticket.Wait(ctx); ctx.Err() == nil {
-		t.Errorf("resolved without proof: %v", err)
+		t.Errorf("the ticket resolved before its work was known to have ended: %v", err)
 	}
 	wantErr(t, s.Close(ctx), context.DeadlineExceeded, fault.ErrInjected)
 	if n, took := tries(), time.Since(begun); n < 2 || n > 4+int64(took/(5*time.Millisecond)) {
@@ -297,7 +297,7 @@ func TestDefectPortGIDAndMTUHardCoded(t *testing.T) {
 	}
 	a = named.QueuePairs(t)[0].Attr
 	if a.Port != 2 || a.Address.GIDIndex != 1 || a.PathMTU != rdma.MTU256 {
-		t.Errorf("as named: port %d, GID %d, MTU %s", a.Port, a.Address.GIDIndex, a.PathMTU)
+		t.Errorf("with explicit options: port %d, GID %d, MTU %s", a.Port, a.Address.GIDIndex, a.PathMTU)
 	}
 	if err := named.Close(deadline(t)); err != nil {
 		t.Error(err)

@@ -59,9 +59,9 @@ func TestCompletionsOutOfOrder(t *testing.T) {
 	time.Sleep(5 * time.Millisecond)
 	select {
 	case <-first.Done():
-		t.Error("resolved without its completion")
+		t.Error("the ticket resolved without its completion")
 	case <-second.Done():
-		t.Error("overtook the ticket before it")
+		t.Error("the second ticket resolved before the first")
 	default:
 	}
 	plan.Release()

@@ -42,7 +42,7 @@ func TestAdmission(t *testing.T) {
 		c.land(1)
 		wantDone(t, "ooo", a, b, c)
 		if got := []uint64{1, 2, 3}; !slices.Equal(r.issued, got) {
-			t.Errorf("issued %v", r.issued)
+			t.Errorf("issued batches %v", r.issued)
 		}
 		r.close(t)
 		wantIs(t, r.try(t.Context(), &batch{parts: 1}), errdefs.ErrClosed)
@@ -57,11 +57,11 @@ func TestOrder(t *testing.T) {
 		r.room = 3
 		a, b, c := r.submit(t, 2), r.submit(t, 2), r.submit(t, 1)
 		if want := []uint64{1, 1, 2}; !slices.Equal(r.issued, want) {
-			t.Errorf("issued %v, want %v", r.issued, want)
+			t.Errorf("issued batches %v, want %v", r.issued, want)
 		}
 		r.set(func() { r.room = 3 })
 		if want := []uint64{1, 1, 2, 2, 3}; !slices.Equal(r.issued, want) {
-			t.Errorf("issued %v, want %v", r.issued, want)
+			t.Errorf("issued batches %v, want %v", r.issued, want)
 		}
 		c.land(1)
 		b.land(2)
@@ -81,12 +81,12 @@ func TestDependencies(t *testing.T) {
 		first, second := stream.NewTicket(1, nil), stream.NewTicket(2, nil)
 		a, b, c := r.submit(t, 1, first), r.submit(t, 1, second), r.submit(t, 1)
 		if len(r.issued) > 0 {
-			t.Errorf("issued %v", r.issued)
+			t.Errorf("issued batches %v", r.issued)
 		}
 		first.Resolve(stream.Completion{}, nil)
 		synctest.Wait()
 		if want := []uint64{1}; !slices.Equal(r.issued, want) {
-			t.Errorf("issued %v, want %v", r.issued, want)
+			t.Errorf("issued batches %v, want %v", r.issued, want)
 		}
 		second.Resolve(stream.Completion{}, errHardware)
 		synctest.Wait()
@@ -125,7 +125,7 @@ func TestBreak(t *testing.T) {
 		wantIs(t, r.try(t.Context(), &batch{parts: 1}), errdefs.ErrBroken, errHardware)
 		wantIs(t, r.s.Err(), errHardware)
 		if slices.Contains(r.issued, 5) {
-			t.Error("issued more of a stream that is broken")
+			t.Error("a broken stream issued another batch")
 		}
 		r.close(t)
 	})
@@ -185,7 +185,7 @@ func TestCancel(t *testing.T) {
 		b.ticket.Cancel()
 		r.set(func() { r.room = 9 })
 		if want := []uint64{1, 1, 3}; !slices.Equal(r.issued, want) {
-			t.Errorf("issued %v, want %v", r.issued, want)
+			t.Errorf("issued batches %v, want %v", r.issued, want)
 		}
 		c.land(1)
 		a.land(1)
@@ -315,7 +315,7 @@ func TestCallIsUndone(t *testing.T) {
 		time.Sleep(time.Hour)
 		synctest.Wait()
 		if undone != 1 {
-			t.Errorf("undone %d times", undone)
+			t.Errorf("the call was undone %d times, want 1", undone)
 		}
 		a.land(1)
 		r.close(t)

@@ -125,10 +125,10 @@ func TestGPUFails(t *testing.T) {
 	r.shuffle(t, rdma.WRRDMARead, 7)
 	wcs := await(t, r.cq, gpuPieces)
 	if wcs[0].Status != rdma.WCGeneralErr || len(plan.Unreported(wcs[0].Err())) > 0 {
-		t.Errorf("first: %v", wcs[0].Err())
+		t.Errorf("first completion: %v", wcs[0].Err())
 	}
 	if wcs[1].Status != rdma.WCWRFlushErr {
-		t.Errorf("second: %v", wcs[1].Err())
+		t.Errorf("second completion: %v", wcs[1].Err())
 	}
 }
 

@@ -137,7 +137,7 @@ func TestOpenRefuses(t *testing.T) {
 		}
 	}
 	if err := (&cache.Config{}).Validate(); !strings.Contains(err.Error(), "0 formats") || !strings.Contains(err.Error(), "no memory") {
-		t.Errorf("not every problem is named: %v", err)
+		t.Errorf("the error does not name every problem: %v", err)
 	}
 }
 

@@ -32,7 +32,7 @@ func littered(t *testing.T) (c file.Config, aside, sound string) {
 	}
 	aside = r.Findings[0].MovedTo
 	if !strings.HasPrefix(aside, filepath.Join(dir, "quarantine")+"/") || !strings.HasSuffix(aside, all[0].String()) {
-		t.Fatalf("it was moved to %q", aside)
+		t.Fatalf("the block was moved to %q", aside)
 	}
 	block, err := os.ReadFile(path(dir, all[1]))
 	if err != nil {
@@ -192,7 +192,7 @@ func TestDefectSecondSoundCopyStaysForEver(t *testing.T) {
 				t.Errorf("%+v, %v; it stays: %v", got, err, stays)
 			}
 			if c.stays && len(got.Left) == 1 && !strings.Contains(got.Left[0].Detail, "move it to "+own) {
-				t.Errorf("left: %q", got.Left[0].Detail)
+				t.Errorf("detail of the finding that is left: %q", got.Left[0].Detail)
 			}
 		})
 	}

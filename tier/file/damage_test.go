@@ -87,7 +87,7 @@ func TestDefectDamagedCopyIsTakenForStored(t *testing.T) {
 				}
 				kept := []bool{true}
 				if err := tr.Kept(t.Context(), []block.Key{key}, kept); err != nil || kept[0] {
-					t.Errorf("kept: %v, %v", kept, err)
+					t.Errorf("Kept of a damaged block: %v, %v", kept, err)
 				}
 				put(t, tr, c.Formats[0], key)
 				if err := get(t, tr, c.Formats[0], key); err != nil {
@@ -97,7 +97,7 @@ func TestDefectDamagedCopyIsTakenForStored(t *testing.T) {
 					t.Errorf("%+v", st)
 				}
 				if err := tr.Kept(t.Context(), []block.Key{key}, kept); err != nil || !kept[0] {
-					t.Errorf("kept after the put: %v, %v", kept, err)
+					t.Errorf("Kept after the put: %v, %v", kept, err)
 				}
 				f.Forbid(nil)
 				if r, err := file.Verify(t.Context(), c.Dirs[0], nil); err != nil || !r.Clean() {
@@ -139,7 +139,7 @@ func TestCopiesThatThisProcessKnowsAreNotReadAgain(t *testing.T) {
 	reads = 0
 	put(t, tr, c.Formats[0], key)
 	if reads == 0 {
-		t.Error("another's block is taken unread")
+		t.Error("the copy of another process was not read")
 	}
 	reads = 0
 	put(t, tr, c.Formats[0], key)
@@ -168,7 +168,7 @@ func attack(t *testing.T, plant func(dir, victim string) error) (c file.Config, 
 func unharmed(t *testing.T, victim string) {
 	t.Helper()
 	if b, err := os.ReadFile(victim); err != nil || string(b) != "precious" {
-		t.Errorf("the victim: %q, %v", b, err)
+		t.Errorf("the link's target: %q, %v", b, err)
 	}
 }
 
@@ -301,7 +301,7 @@ func TestDefectVerifyHangsOrStopsAtWhatItShouldFind(t *testing.T) {
 		delete(want, found.Path)
 	}
 	if len(want) > 0 || r.Blocks != 10 {
-		t.Errorf("not found: %v; %d blocks", want, r.Blocks)
+		t.Errorf("verify did not find %v; %d blocks", want, r.Blocks)
 	}
 }
 

@@ -164,7 +164,7 @@ func TestDefect7ShortWriteLeavesNothing(t *testing.T) {
 				t.Errorf("put: %v", err)
 			}
 			if left := files(t, c.Dirs[0]); len(left) > 0 {
-				t.Errorf("left behind: %q", left)
+				t.Errorf("files left: %q", left)
 			}
 			if s := state(t, tr, key); s != tier.Absent {
 				t.Errorf("lookup returns %s", s)
@@ -210,7 +210,7 @@ func TestDefect7EveryFailureOfAPutIsReportedAndLeavesNothing(t *testing.T) {
 					err := tr.Put(t.Context(), key, image(t, c.Formats[0], key))
 					late.Use(nil)
 					if left := files(t, c.Dirs[0]); err != nil && len(left) > 0 {
-						t.Errorf("left behind: %q", left)
+						t.Errorf("files left: %q", left)
 					}
 					if st := tr.Stats(); err != nil && (st.Blocks != 0 || st.Puts != 0 || st.Errors != 1) {
 						t.Errorf("%+v", st)

@@ -82,7 +82,7 @@ func TestDirectoryFromBeforeGroupsOpens(t *testing.T) {
 		t.Fatal(err)
 	}
 	if after, err := os.ReadFile(filepath.Join(dir, "kvlane.json")); err != nil || string(after) != string(before) {
-		t.Errorf("the marker is now, %v:\n%s", err, after)
+		t.Errorf("the marker changed, %v:\n%s", err, after)
 	}
 }
 

@@ -71,7 +71,7 @@ func TestVerifyFindsEverything(t *testing.T) {
 		delete(want, f.Path)
 	}
 	if len(want) > 0 {
-		t.Errorf("not found: %v", want)
+		t.Errorf("verify did not find %v", want)
 	}
 	if err := get(t, tr, c.Formats[0], all[0]); !errors.Is(err, errdefs.ErrCorrupt) {
 		t.Errorf("get of a damaged block after Verify: %v", err)
@@ -185,7 +185,7 @@ func TestHitsRenewHotnessSometimes(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got := present(t, tr, all); !slices.Equal(got, []bool{true, false, false}) {
-		t.Errorf("left: %v, want the block that was hit", got)
+		t.Errorf("blocks left: %v, want the block that was hit", got)
 	}
 	plan.Add(fault.Every("settime", 1).Fail(nil))
 	clock.Advance(time.Hour)
@@ -235,7 +235,7 @@ func TestCorruptBlockIsRemovedWhereQuarantineFails(t *testing.T) {
 		t.Errorf("get: %v", err)
 	}
 	if left := files(t, c.Dirs[0]); len(left) > 0 {
-		t.Errorf("left: %q", left)
+		t.Errorf("files left: %q", left)
 	}
 	if st := tr.Stats(); st.Errors != 1 || st.Quarantined != 0 || st.Blocks != 0 {
 		t.Errorf("%+v", st)

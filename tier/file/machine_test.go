@@ -192,7 +192,7 @@ func (m *machine) later(f func() error) (wait func() error) {
 		case err := <-done:
 			return err
 		case <-time.After(testkit.Patience()):
-			m.Fatal("it hangs")
+			m.Fatal("the call hangs")
 			return nil
 		}
 	}

@@ -436,7 +436,7 @@ func (m *model) finish() {
 	for _, dir := range m.config(0).Dirs {
 		r, err := file.VerifyOn(m.Context(), process, dir)
 		if err != nil || !r.Clean() || r.LiveSessions != 0 {
-			m.Errorf("in the end: %+v, %v", r, err)
+			m.Errorf("the final verify: %+v, %v", r, err)
 		}
 	}
 }

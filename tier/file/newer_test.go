@@ -60,7 +60,7 @@ func TestDefectNewerImageIsSetAside(t *testing.T) {
 				t.Errorf("gc: %+v, %v", r, err)
 			}
 			if got, err := os.ReadFile(p); err != nil || string(got) != string(want) {
-				t.Errorf("it is not as it was: %v", err)
+				t.Errorf("the file was changed: %v", err)
 			}
 		})
 	}

@@ -168,7 +168,7 @@ func TestOpenMakesDirectoriesAndKeepsSecrets(t *testing.T) {
 		t.Fatal(err)
 	}
 	if s := string(b); strings.Contains(s, "secret") || !strings.Contains(s, `"model": "llama-3.1-8b"`) {
-		t.Errorf("the marker is\n%s", s)
+		t.Errorf("the marker contains\n%s", s)
 	}
 }
 

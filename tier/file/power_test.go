@@ -167,7 +167,7 @@ func TestMarkerIsDurableBeforeItsDirectoryIsUsed(t *testing.T) {
 			plan = fault.New(1, fault.Nth("sync", n).Crash())
 		}
 	}
-	t.Error("opening never ends")
+	t.Error("Open never completes")
 }
 
 // A reader finds a damaged block and moves the file aside. Meanwhile another process has replaced

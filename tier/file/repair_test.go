@@ -44,10 +44,10 @@ func TestRepairSetsAsideWhatIsWrong(t *testing.T) {
 		t.Errorf("%+v, %v", r, err)
 	}
 	if image := c.Formats[0].Layout.ImageBytes(); r.Blocks != 18 || r.Bytes != 18*image || r.Sums[c.Formats[0].Algo()] != 18 {
-		t.Errorf("it counts %d blocks, %d bytes, %v; 18 blocks are left", r.Blocks, r.Bytes, r.Sums)
+		t.Errorf("the repair counts %d blocks, %d bytes, %v; want 18 blocks", r.Blocks, r.Bytes, r.Sums)
 	}
 	if len(r.Unrepaired) != 1 || r.Unrepaired[0].Problem != file.Foreign || r.Unrepaired[0].Path != filepath.Join(dir, "notes.txt") {
-		t.Errorf("left: %+v", r.Unrepaired)
+		t.Errorf("findings that are not repaired: %+v", r.Unrepaired)
 	}
 	if v, err := file.Verify(t.Context(), dir, nil); err != nil || v.Blocks != 18 || v.Quarantined != 22 {
 		t.Errorf("%+v, %v", v, err)
@@ -78,7 +78,7 @@ func TestRepairMakesALostMarkerAnew(t *testing.T) {
 				t.Fatal(err)
 			}
 			if _, err := file.Open(t.Context(), c); err == nil {
-				t.Fatal("it opened")
+				t.Fatal("Open without a marker succeeded")
 			}
 			r, err := file.Repair(t.Context(), c.Dirs[0])
 			if err != nil || !r.MarkerMade || r.SetAside != 1 || len(r.Unrepaired) != 0 {
@@ -86,7 +86,7 @@ func TestRepairMakesALostMarkerAnew(t *testing.T) {
 			}
 			var m struct{ Digest string }
 			if b, err := os.ReadFile(marker); err != nil || json.Unmarshal(b, &m) != nil {
-				t.Errorf("the marker: %s, %v", b, err)
+				t.Errorf("the restored marker: %s, %v", b, err)
 			}
 			tr = open(t, c)
 			for _, key := range all[1:] {

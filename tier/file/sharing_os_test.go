@@ -101,7 +101,7 @@ func TestOpenWhileTheFolderIsReclaimed(t *testing.T) {
 				t.Errorf("%+v, %v", r, err)
 			}
 			if tr.Stats().Reclaimed == 0 {
-				t.Error("nothing was reclaimed")
+				t.Error("no folder was reclaimed")
 			}
 		})
 	}

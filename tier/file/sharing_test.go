@@ -221,7 +221,7 @@ func TestLiveOwnersShareTheBound(t *testing.T) {
 			}
 		}
 		if most > sharedBlocks+sharedBlocks/16+1 {
-			t.Errorf("there were %d blocks, the bound is %d", most, sharedBlocks)
+			t.Errorf("the directory had %d blocks, the bound is %d", most, sharedBlocks)
 		}
 		n0, n1 := s.blocks(0), s.blocks(1)
 		if n1 < sharedBlocks/4 || n0 < 1 {
@@ -293,15 +293,15 @@ func TestOwnerIsKilled(t *testing.T) {
 			tr := s.open(c)
 			s.fill(tr, &c, 0, 40)
 			if n := s.blocks(0); other != (n == 40) {
-				t.Errorf("another host %v: the dead owner has %d of 40 blocks", other, n)
+				t.Errorf("owner on another host %v: the dead owner has %d of 40 blocks", other, n)
 			}
 			if st := tr.Stats(); other != (st.Reclaimed == 0) || s.all(2) > sharedBlocks+sharedBlocks/16 {
-				t.Errorf("another host %v: %+v, %d blocks", other, st, s.all(2))
+				t.Errorf("owner on another host %v: %+v, %d blocks", other, st, s.all(2))
 			}
 			time.Sleep(11 * time.Minute)
 			s.fill(tr, &c, 40, 90)
 			if n := s.blocks(0); n > 20 {
-				t.Errorf("another host %v: after ten minutes the dead owner has %d of 40 blocks", other, n)
+				t.Errorf("owner on another host %v: after ten minutes the dead owner has %d of 40 blocks", other, n)
 			}
 		})
 	}
@@ -430,7 +430,7 @@ func TestFoldersThatAreLeftAlone(t *testing.T) {
 		last := s.open(c3)
 		s.fill(last, &c3, 0, sharedBlocks)
 		if a, b := s.blocks(0), s.blocks(1); a != 20 || b != 20 {
-			t.Errorf("of folders without a valid marker %d and %d of 20 blocks are left", a, b)
+			t.Errorf("in folders without a valid marker %d and %d of 20 blocks are left", a, b)
 		}
 		if st := last.Stats(); s.blocks(2) != 0 || st.Failure != nil || st.OthersBytes != 0 {
 			t.Errorf("%d blocks are left of the tenant before, %+v", s.blocks(2), st)
@@ -462,14 +462,14 @@ func TestPartOfABound(t *testing.T) {
 	} {
 		most, high, low := file.Part(&c, want[0]*unit, want[1]*unit, int(want[2]))
 		if got := [3]int64{most / unit, high / unit, low / unit}; got != [3]int64(want[3:]) || most%unit+high%unit+low%unit != 0 {
-			t.Errorf("own %d, others %d of %d folders: %d", want[0], want[1], want[2], got)
+			t.Errorf("bound with %d own and %d other blocks in %d folders: %d", want[0], want[1], want[2], got)
 		}
 	}
 	for own := range int64(200) {
 		for others := int64(0); others < 1<<62; others = others*3 + 1 {
 			most, high, low := file.Part(&c, own*unit, min(others, 1<<40)*unit, 3)
 			if low < 0 || low > most-unit || high > most || most < unit || most > c.MaxBytes {
-				t.Fatalf("own %d, others %d: %d, %d, %d", own, others, most/unit, high/unit, low/unit)
+				t.Fatalf("bound with %d own and %d other blocks: %d, %d, %d", own, others, most/unit, high/unit, low/unit)
 			}
 		}
 	}

@@ -162,7 +162,7 @@ func TestTimesAheadOfTheClockAreCorrected(t *testing.T) {
 			collect(t, tr, c, 7*n)
 			want := []bool{true, true, false, false, true, true, true, true, true}
 			if got := present(t, tr, all); !slices.Equal(got, want) {
-				t.Errorf("left: %v, want %v", got, want)
+				t.Errorf("blocks left: %v, want %v", got, want)
 			}
 		})
 	}

@@ -36,7 +36,7 @@ func TestClearRemovesWhatIsAskedFor(t *testing.T) {
 		}
 	}
 	if _, err := os.Stat(aside); err != nil || !strings.HasSuffix(aside, tiertest.Key(1).String()) {
-		t.Fatalf("it was moved to %q, %v", aside, err)
+		t.Fatalf("the segment was moved to %q, %v", aside, err)
 	}
 	notes := filepath.Join(c.Dir, "notes.txt")
 	segment := segmentFiles(t, c.Dir)[0]

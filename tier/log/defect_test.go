@@ -121,7 +121,7 @@ func TestDefect5GetReturnsWhenNothingReads(t *testing.T) {
 	cancel()
 	select {
 	case err := <-done:
-		t.Fatalf("it returned while it read: %v", err)
+		t.Fatalf("Get returned before its read had ended: %v", err)
 	case <-time.After(20 * time.Millisecond):
 	}
 	short, stop := context.WithTimeout(t.Context(), 10*time.Millisecond)
@@ -229,7 +229,7 @@ func TestDefect9OtherIdentityIsRefused(t *testing.T) {
 	f.Identity[0]++
 	other.Formats = block.Formats{f}
 	if _, err := log.Open(t.Context(), other); !errors.Is(err, errdefs.ErrMismatch) || !strings.Contains(err.Error(), "identity") {
-		t.Errorf("another identity: %v", err)
+		t.Errorf("open with another identity: %v", err)
 	}
 }
 

@@ -166,7 +166,7 @@ func eachFailsOnce(t *testing.T, do func(t *testing.T, plan *fault.Plan, n uint6
 						break
 					}
 					if n > 400 {
-						t.Fatal("it never succeeds")
+						t.Fatal("the operation still fails after 400 faults")
 					}
 					if testing.Short() {
 						n += 3
@@ -255,7 +255,7 @@ func failOnceAtTheBound(t *testing.T, d *disk, plan *fault.Plan, n uint64) {
 			}
 		}
 		if st := tr.Stats(); st.Evictions == 0 && plan.Injected() == 0 {
-			t.Errorf("nothing is evicted: %+v", st)
+			t.Errorf("no block was evicted: %+v", st)
 		}
 		for range 2 { // the first attempt may fail
 			if _, err := tr.GC(t.Context(), 2*d.c.SegmentBytes); err != nil && plan.Injected() == 0 {

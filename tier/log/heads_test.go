@@ -89,7 +89,7 @@ func (h *heads) hang(op, name string, do func()) {
 	select {
 	case <-there:
 	case <-time.After(testkit.Patience()):
-		h.Fatal("it does not get there")
+		h.Fatal("the write did not start")
 	}
 }
 

@@ -105,7 +105,7 @@ func TestDefectNewerGroupKeepsTheLogClosed(t *testing.T) {
 	for range 2 {
 		tr = open(t, c)
 		if st := tr.Stats(); st.Errors == 0 {
-			t.Error("nothing is counted")
+			t.Error("no error was counted")
 		}
 		for i, key := range keys(0, 5) {
 			if err := get(t, tr, f, key); (err == nil) == (i == 1) {

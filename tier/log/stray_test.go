@@ -162,7 +162,7 @@ func TestDefectForeignFileInTheCheckpointIsTakenForASegment(t *testing.T) {
 	}
 	closeTier(t, tr)
 	if b, err := os.ReadFile(name); err != nil || string(b) != text {
-		t.Errorf("it was changed: %v", err)
+		t.Errorf("the foreign file was changed: %v", err)
 	}
 }
 

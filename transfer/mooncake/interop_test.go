@@ -157,7 +157,7 @@ func driveMooncake(t *testing.T, segment string) {
 		}
 	}
 	if s.Version != 2 {
-		t.Errorf("it reports version %d", s.Version)
+		t.Errorf("the server reports version %d", s.Version)
 	}
 	lying := fixed(t, data, 2, mooncake.Buffer{Name: "cpu:0", Addr: 4096, Length: 1 << 62})
 	r, here := open(t, "x", 4096, func(o *mooncake.Options) { o.Directory = lying })

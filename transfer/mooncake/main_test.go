@@ -38,7 +38,7 @@ func eventually(tb testing.TB, what string, is func() bool) {
 	tb.Helper()
 	for deadline := time.Now().Add(patience); !is(); time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
-			tb.Fatalf("never: %s", what)
+			tb.Fatalf("the condition was never met: %s", what)
 		}
 	}
 }

@@ -76,7 +76,7 @@ func TestManyBatchesAtOnce(t *testing.T) {
 					}
 				}
 				if !bytes.Equal(out, in) {
-					errs <- fmt.Errorf("user %d reads wrong bytes in round %d", u, round)
+					errs <- fmt.Errorf("goroutine %d read wrong bytes in round %d", u, round)
 					return
 				}
 			}
@@ -312,14 +312,14 @@ func TestRemoveWaitsForTransfers(t *testing.T) {
 	now, cancel := context.WithCancel(t.Context())
 	cancel()
 	if err := m.Remove(now, there); !errors.Is(err, errdefs.ErrBusy) {
-		t.Errorf("while it is read: %v, want ErrBusy", err)
+		t.Errorf("remove memory that is being read: %v, want ErrBusy", err)
 	}
 	if err := m.Check(addr(there), 1); !errors.Is(err, errdefs.ErrInvalid) {
-		t.Errorf("withdrawn memory: %v", err)
+		t.Errorf("check of removed memory: %v", err)
 	}
 	take(t, c, n)
 	must(t, m.Remove(within(t), there))
 	if err := m.Remove(within(t), there); !errors.Is(err, errdefs.ErrNotFound) {
-		t.Errorf("again: %v", err)
+		t.Errorf("remove the memory again: %v", err)
 	}
 }

@@ -49,7 +49,7 @@ func TestPTXHasEveryKernel(t *testing.T) {
 		}
 	}
 	if all := bytes.Count(PTX(), []byte(".visible .entry ")); all != found {
-		t.Errorf("there are %d kernels, %d are listed", all, found)
+		t.Errorf("the PTX has %d kernels, but %d are listed", all, found)
 	}
 }
 

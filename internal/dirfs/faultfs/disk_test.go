@@ -241,7 +241,7 @@ func TestPowerFailure(t *testing.T) {
 				t.Errorf("with synced data: %q, want %q", got, want[0])
 			}
 			if got := after(t, c.script, faultfs.KeepAll()); got != want[last] {
-				t.Errorf("with everything: %q, want %q", got, want[last])
+				t.Errorf("with all writes kept: %q, want %q", got, want[last])
 			}
 			slices.Sort(want)
 			if got := outcomes(t, c.script); !slices.Equal(slices.Sorted(maps.Keys(got)), want) {
@@ -355,7 +355,7 @@ func TestPowerFailureLeavesWhatIsSynced(t *testing.T) {
 		r.must(r.SetTime("d/f", r.modified("d")))
 	}) {
 		if !strings.Contains(got, "d/f="+text) {
-			t.Fatalf("it is lost: %.100q", got)
+			t.Fatalf("the synced file is lost: %.100q", got)
 		}
 	}
 }

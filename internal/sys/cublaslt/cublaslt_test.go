@@ -49,10 +49,10 @@ func TestCandidates(t *testing.T) {
 		t.Errorf("without a path: %v", got)
 	}
 	if got := candidates(dir); len(got) != len(names) || got[0] != filepath.Join(dir, names[0]) {
-		t.Errorf("of a folder: %v", got)
+		t.Errorf("candidates of a directory: %v", got)
 	}
 	if got := candidates("lib.so"); !slices.Equal(got, []string{"lib.so"}) {
-		t.Errorf("of a file: %v", got)
+		t.Errorf("candidates of a file: %v", got)
 	}
 }
 

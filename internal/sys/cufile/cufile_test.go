@@ -245,7 +245,7 @@ func TestDriverIsOpenForItsUsers(t *testing.T) {
 		}
 	}
 	if err := d.Close(); err == nil {
-		t.Error("one close too many is fine")
+		t.Error("an extra Close succeeded")
 	}
 	if _, err := d.Open(); err != nil {
 		t.Errorf("open again: %v", err)
@@ -261,7 +261,7 @@ func TestDefectSecondDriverOpenForgetsTheFailure(t *testing.T) {
 	_, first := d.Open()
 	f.fail("", 0, 0)
 	if _, again := d.Open(); first == nil || again == nil || again.Error() != first.Error() || !errors.Is(again, errdefs.ErrNotSupported) {
-		t.Errorf("first %v, then %v", first, again)
+		t.Errorf("the first open returned %v, the second %v", first, again)
 	}
 	f.wantCalls(t, "DriverOpen")
 	if loads != 1 {

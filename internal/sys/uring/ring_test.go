@@ -313,13 +313,13 @@ func TestCompletionsComeInAnyOrder(t *testing.T) {
 	}
 	one := make([]uring.Completion, 1)
 	if _, err := r.Wait(one); err != nil || token(one[0]) != 2 || one[0].N != page {
-		t.Errorf("first %+v, %v", one, err)
+		t.Errorf("first completion %+v, %v", one, err)
 	}
 	if _, err := unix.Write(p[1], []byte("8 bytes.")); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := r.Wait(one); err != nil || token(one[0]) != 1 || string(b[:8]) != "8 bytes." {
-		t.Errorf("second %+v, %v", one, err)
+		t.Errorf("second completion %+v, %v", one, err)
 	}
 	_ = errors.Join(unix.Close(p[0]), unix.Close(p[1])) // pipe of the test
 }

@@ -185,7 +185,7 @@ func FuzzReader(f *testing.F) {
 		small := frame.Limits{Body: 1 << 16, Meta: 1 << 10, Stall: time.Second}
 		_, data, err := readAll(frame.NewReader(deliver(t, b, func() int { return 1 << 20 }), small))
 		if err == nil {
-			t.Fatal("no end")
+			t.Fatal("the reader reached no end")
 		}
 		var again []byte
 		rest := b

@@ -235,16 +235,16 @@ func TestFindsTheTruth(t *testing.T) {
 		t.Fatal(err)
 	}
 	if !r.Storable() || r.Profile.Source != calibrate.SourceMeasured {
-		t.Errorf("not storable: %q, %q", r.Loaded, r.Profile.Source)
+		t.Errorf("the result is not storable: %q, %q", r.Loaded, r.Profile.Source)
 	}
 	if len(r.Missing) != 1 || r.Missing[0].Path != stream.PathStaged {
 		t.Errorf("missing %+v, want the staged path, once", r.Missing)
 	}
 	if r.Took > 2*o.Budget {
-		t.Errorf("it lasted %v", r.Took)
+		t.Errorf("the calibration took %v", r.Took)
 	}
 	if g := r.Profile.GBps[plan.H2D]; math.Abs(g-54) > 2 {
-		t.Errorf("one large copy at %.1f GB/s, want 54", g)
+		t.Errorf("a single large copy reaches %.1f GB/s, want 54", g)
 	}
 	pl, err := plan.New(r.Profile, plan.Options{})
 	if err != nil {
@@ -375,7 +375,7 @@ func TestUnderLoad(t *testing.T) {
 				t.Fatalf("%+v, %v after they have left", r, err)
 			}
 			if r.Took < busy {
-				t.Errorf("it lasted %v, during which others used %v", r.Took, busy)
+				t.Errorf("the calibration took %v, of which other processes used %v", r.Took, busy)
 			}
 		})
 	}

@@ -102,7 +102,7 @@ func calibrated(t *testing.T, rng *rand.Rand, takes func(*rand.Rand, work) float
 			t.Fatal(err)
 		}
 		if r.Took > calibrate.DefaultBudget*5/4 {
-			t.Errorf("it lasted %v", r.Took)
+			t.Errorf("the calibration took %v", r.Took)
 		}
 		if r.Storable() {
 			return r.Profile

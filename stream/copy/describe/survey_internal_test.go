@@ -45,7 +45,7 @@ func BenchmarkWithin(b *testing.B) {
 	}
 	for b.Loop() {
 		if !within(pairs, 1_000_003, 100_000) {
-			b.Fatal("they are")
+			b.Fatal("within returned false")
 		}
 	}
 	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/float64(len(pairs)), "ns/pair")

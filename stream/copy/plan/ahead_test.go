@@ -31,7 +31,7 @@ func TestBacklogHidesTheStart(t *testing.T) {
 		t.Fatal(err)
 	}
 	if n := crossing(latency, time.Second); n != idle {
-		t.Errorf("for latency the kernel is taken from %d copies on, want %d whatever is ahead", n, idle)
+		t.Errorf("for latency the kernel is used from %d copies on, want %d whatever is queued", n, idle)
 	}
 }
 

@@ -52,11 +52,11 @@ func TestCacheKeepsProfiles(t *testing.T) {
 		k := testKey
 		change(&k)
 		if _, err := c.Load(k); !errors.Is(err, errdefs.ErrNotFound) {
-			t.Errorf("another %s: error %v, want ErrNotFound", name, err)
+			t.Errorf("load with another %s: error %v, want ErrNotFound", name, err)
 		}
 	}
 	if left, _ := filepath.Glob(filepath.Join(c.Dir, ".new-*")); len(left) > 0 {
-		t.Errorf("left behind: %v", left)
+		t.Errorf("temporary files left: %v", left)
 	}
 }
 

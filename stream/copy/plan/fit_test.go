@@ -193,7 +193,7 @@ func TestFitFillsWhatWasNotMeasured(t *testing.T) {
 	for _, size := range []int64{1, 256, 4 << 10, 64 << 10, 1 << 20, 16 << 20, 1 << 30} {
 		got := predict(t, p, 1, size)
 		if got < last || got <= 0 {
-			t.Errorf("one copy of %d bytes takes %v ns, less than a smaller one", size, got)
+			t.Errorf("a copy of %d bytes takes %v ns, less than a smaller one", size, got)
 		}
 		last = got
 	}

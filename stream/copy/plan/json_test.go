@@ -79,7 +79,7 @@ func TestDamageIsFound(t *testing.T) {
 		}
 	}
 	if _, err := plan.Decode(append(slices.Clone(good), make([]byte, 5<<20)...)); !errors.Is(err, errdefs.ErrCorrupt) {
-		t.Errorf("too long: error %v, want ErrCorrupt", err)
+		t.Errorf("decode a too long profile: error %v, want ErrCorrupt", err)
 	}
 	if _, err := plan.Decode(append(slices.Clone(good), "{}"...)); !errors.Is(err, errdefs.ErrCorrupt) {
 		t.Errorf("two of them: error %v, want ErrCorrupt", err)

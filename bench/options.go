@@ -39,12 +39,12 @@ type Options struct {
 	// ReferenceBytes is the length of a large copy. Default 256 MiB (simulated: 4 MiB).
 	ReferenceBytes int64
 	// Reps is the number of repetitions of a point. Zero: as many as the budget permits, at least
-	// 6, with fewer blocks for contenders that are far slower than others.
+	// 6. Contenders that are far slower than others then copy fewer blocks.
 	Reps int
 	// Budget is the duration of the run including its setup, counted from Began (zero: the call of
 	// Run). Points that do not fit are skipped and listed in the report. The first measured points
-	// are far apart in the grid. Default 2 minutes, with Full 8 (simulated: 30 s), and more with
-	// Peer. If Reps is set, there is no limit.
+	// are far apart in the grid. The default is 2 minutes, or 8 minutes with Full, and longer with
+	// Peer. For a simulated device it is 30 s. If Reps is set, there is no limit.
 	Budget time.Duration
 	Began  time.Time
 	// Contenders are compared at every cell. Default: all except policies that trade bandwidth for

@@ -115,7 +115,7 @@ func (m *Machine) tryCuFile(ctx context.Context, r *Report, c *CuFile) {
 	}
 }
 
-// direct returns the answer for the case that cuFile was tried with no file.
+// direct returns the answer about GPUDirect Storage if no file was read by cuFile.
 func (m *Machine) direct(r *Report, c *CuFile) Finding {
 	if c.Driver.Answer != Yes && c.Library.Answer != Yes {
 		return c.Driver

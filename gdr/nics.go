@@ -34,7 +34,7 @@ type NICs struct {
 	source *registry.Devices      // opens the NICs, also for transfers
 	how    registry.Options       // options for registering memory
 	open   []*registry.Registry
-	counts []*nic.Counters // by index in open
+	counts []*nic.Counters // parallel to open
 	chosen []Choice
 	ids    []string // identities of the NICs for profiles
 	closes unwind.Stack

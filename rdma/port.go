@@ -24,8 +24,8 @@ type Port struct {
 	Reason   string
 }
 
-// FindPort chooses a port of d for queue pairs. It returns ErrBroken if no port, or not the
-// requested one, is active. It returns ErrNotFound if the GID table is empty or has no GID at the
+// FindPort chooses a port of d for queue pairs. It returns ErrBroken if the requested port is not
+// active, or no port is. It returns ErrNotFound if the GID table is empty or has no GID at the
 // requested index. It returns ErrInvalid for a port that d does not have, an index beyond the
 // table, or an MTU above the active one.
 //

@@ -82,10 +82,10 @@ func setDefault[T int | int64 | time.Duration](v *T, to T) {
 
 // ServerStats are the counters of a server since NewServer.
 type ServerStats struct {
-	Connections, Calls int64 // at present
+	Connections, Calls int64 // current numbers
 	Requests           int64
 	Failed             int64 // responses with an error code
-	Rejected           int64 // of them: LogOff, LimitReached and Overcrowded
+	Rejected           int64 // LogOff, LimitReached or Overcrowded; included in Failed
 	Broken             int64 // connections closed for malformed frames, time-outs and credentials
 }
 
@@ -98,7 +98,7 @@ type Server struct {
 
 	requests, failed, rejected, broken atomic.Int64
 
-	ctx    context.Context // of all calls; ends with Close
+	ctx    context.Context // context of all calls; ends with Close
 	cancel context.CancelFunc
 	group  sync.WaitGroup // connections and calls
 

@@ -22,7 +22,7 @@ type request struct {
 	received            time.Time
 	streams             []*Stream // accepted by the handler
 	message, attachment *chain.Chain
-	bytes               int64 // of message and attachment
+	bytes               int64 // length of message and attachment
 	release             func()
 }
 

@@ -27,13 +27,13 @@ type serverConn struct {
 	slot     *wire.Slot
 	out      *writer
 	streams  *streamTable
-	ctx      context.Context // of the calls; ends with the connection
+	ctx      context.Context // context of the calls; ends with the connection
 	cancel   context.CancelFunc
 	identity any
 	trusted  bool // the credential was checked
 
 	mu      sync.Mutex
-	calls   int        // in progress, until the response is written
+	calls   int        // calls whose response is not written yet
 	changed *sync.Cond // calls decreased
 }
 

@@ -74,7 +74,7 @@ type method struct {
 
 // services finds methods by the names of requests.
 type services struct {
-	methods map[string]*method // by SERVICE/METHOD
+	methods map[string]*method // keys are SERVICE/METHOD
 	names   map[string]string  // full names of services by their last part; "" for several
 }
 

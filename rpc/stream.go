@@ -68,7 +68,7 @@ type Stream struct {
 	mu       sync.Mutex
 	changed  sync.Cond
 	state    streamState
-	err      error // of a stream that has ended: io.EOF if the peer closed it
+	err      error // reason for the end of the stream; io.EOF if the peer closed it
 	peer     int64 // the peer's id
 	answered bool  // the first message, the response, has arrived
 	deaf     bool  // the peer does not receive messages
@@ -80,7 +80,7 @@ type Stream struct {
 	queue    []*chain.Chain
 	partial  *chain.Chain // segments of a message that is not complete
 	received int64        // bytes taken by Receive
-	reported int64        // of them, reported to the peer
+	reported int64        // part of received that was reported to the peer
 }
 
 // streamTable has the streams of a connection.
@@ -92,7 +92,7 @@ type streamTable struct {
 	next   int64
 	live   map[int64]*Stream
 	queued int64 // bytes that wait for Receive
-	err    error // of a connection that has ended
+	err    error // reason for the end of the connection
 }
 
 func newStreamTable(out *writer, max int64) *streamTable {
@@ -305,7 +305,7 @@ func (s *Stream) peerClosed(peer int64) {
 	case streamOpen, streamOpening:
 		_ = s.table.send(frameClose, peer, &s.id, nil, nil) // its error ends the connection
 	case streamClosing:
-		_ = s.table.send(frameReset, peer, nil, nil, nil) // likewise
+		_ = s.table.send(frameReset, peer, nil, nil, nil) // its error ends the connection
 	case streamEnded:
 	}
 	s.end(io.EOF)

@@ -66,12 +66,12 @@ type writer struct {
 
 	mu      sync.Mutex
 	pending []output
-	bytes   int64 // of frames that are not written
+	bytes   int64 // length of the frames that are not written yet
 	busy    bool  // a goroutine writes
 	err     error
 
-	out  *wire.SegmentWriter // of the goroutine that writes
-	list net.Buffers         // likewise
+	out  *wire.SegmentWriter // used by the goroutine that writes
+	list net.Buffers         // used by the goroutine that writes
 }
 
 func newWriter(c net.Conn, stall time.Duration, max int64) *writer {

@@ -13,7 +13,7 @@ const labelTenant = "tenant"
 // BlockServer has the figures of a block server.
 type BlockServer struct {
 	Server        server.Stats
-	CapacityBytes int64                      // of the memory
+	CapacityBytes int64                      // length of the memory
 	Identities    int                        // open now
 	Tenants       map[string]blockhost.Usage // by name
 }

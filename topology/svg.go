@@ -171,7 +171,7 @@ func (p *picture) links(m *Machine, y float64) float64 {
 		lanes = append(lanes, l)
 		peers[l.A], peers[l.B] = append(peers[l.A], l.B), append(peers[l.B], l.A)
 	}
-	for gpu, all := range peers { // the order prevents that lines of one GPU cross
+	for gpu, all := range peers { // sorted so that the lines of one GPU do not cross
 		slices.SortFunc(all, func(a, b int) int { return cmp.Or(compareBool(a > gpu, b > gpu), cmp.Compare(b, a)) })
 	}
 	end := func(gpu, peer int) (x, y float64) {

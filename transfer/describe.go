@@ -15,7 +15,7 @@ import (
 // Limits of a description.
 const (
 	MaxNameBytes    = 255
-	MaxBuffers      = 4096 // of a segment
+	MaxBuffers      = 4096 // maximum number of buffers of a segment
 	maxHostBytes    = 64
 	maxRefusedBytes = 1024
 )

@@ -41,7 +41,7 @@ type peer struct {
 	// error of the last dial if the connection was refused, or nil
 	dialErr  error
 	dialedAt time.Time            // time of that dial
-	backoffs map[nicPair]*backoff // by pair of NICs, after failures
+	backoffs map[nicPair]*backoff // delays after failures, by pair of NICs
 
 	// ctx ends when the peer is closed: it has no reference and no unfenced conn.
 	ctx    context.Context

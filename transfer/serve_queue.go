@@ -22,7 +22,7 @@ func (e *Engine) serveQueue(c *servedConn) error {
 	if err := f.readPayload(c.r, n); err != nil {
 		return err
 	}
-	c.slot.Busy() // until the connection ends
+	c.slot.Busy() // the connection counts as busy until it ends
 	if f.call != callConnect {
 		return fmt.Errorf("request of type %d on a connection for a queue pair: %w", f.call, errdefs.ErrInvalid)
 	}

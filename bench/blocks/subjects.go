@@ -34,7 +34,7 @@ const (
 // need.
 const spareBytes = 64 << 20
 
-// subject retrieves pieces.
+// subject is a method of retrieving blocks that is measured.
 type subject interface {
 	name() string
 	// run keeps requests in progress for a duration, and adds their times.

@@ -218,7 +218,7 @@ func (o *Options) places() []Place {
 	return all
 }
 
-// Default size and maximum number of blocks of a batch.
+// Limits of the default number of blocks in a batch.
 const (
 	batchBytes = 64 << 20
 	mostBlocks = 2048

@@ -81,7 +81,7 @@ type run struct {
 	o           *Options
 	rng         *rand.Rand
 	rep         *Report
-	budget      *bench.Budget // the units are places
+	budget      *bench.Budget // a unit is the measurement of one place
 	entrants    []*entrant
 	read, write *scratch
 	host, dev   *mem.Region // one batch each; dev is nil without Device

@@ -23,7 +23,7 @@ const fillStep = 8 << 20
 type scratch struct {
 	bytes            int64
 	direct, buffered int         // descriptors; direct is -1 if the file system has no O_DIRECT
-	region           *mem.Region // for streams, or nil
+	region           *mem.Region // the file as memory for streams, or nil
 }
 
 // create creates and opens a file. After an error, s has the descriptors that were opened.

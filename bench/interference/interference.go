@@ -32,8 +32,8 @@ type Product interface {
 // Loss is the fraction of the product's rate that is lost because of the work.
 type Loss struct {
 	AloneTFLOPS, BesideTFLOPS float64 // medians of the windows without and with the work
-	Loss, Low, High           float64 // mean of the pairs, and its 95% confidence interval
-	GBps                      float64 // rate of the work in its windows
+	Loss, Low, High           float64 // mean over the pairs of windows, and its 95% confidence interval
+	GBps                      float64 // rate of the work
 }
 
 // Measure runs work at the same time as p, in the given number of pairs of windows of approximately

@@ -20,7 +20,7 @@ const (
 type Report struct {
 	Kind    string `json:"kind"`
 	Format  int    `json:"format"`
-	Version string `json:"version,omitempty"` // of the program; the caller sets it
+	Version string `json:"version,omitempty"` // version of the program; set by the caller
 
 	Machine bench.Facts `json:"machine"`
 	Setup   Setup       `json:"setup"`
@@ -88,7 +88,7 @@ type Point struct {
 	RawGBps   float64 `json:"raw_gbps"`
 	RawMicros float64 `json:"raw_us"`
 
-	P50Micros float64 `json:"p50_us"` // with Both: of the loads
+	P50Micros float64 `json:"p50_us"` // of the loads, if Work is Both
 	P99Micros float64 `json:"p99_us"`
 	// SlowestOverFair is the 0.99 quantile of the time of the slowest request, divided by the time
 	// for all bytes at LargeGBps. The value is 1 if all requests share a link of rate C and end at

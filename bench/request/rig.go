@@ -223,7 +223,7 @@ func (r *rig) allocateGroup(k, pages int) (m kvlane.CacheMemory, err error) {
 	return m, nil
 }
 
-// paint takes pages for a set and fills them.
+// paint allocates the pages of a set and fills them with a pattern.
 func (r *rig) paint(ctx context.Context, set *pageSet, number int) error {
 	groups := len(r.caches)
 	set.pages = make([]uint32, r.most*groups)

@@ -10,8 +10,8 @@ import (
 
 // samples are the durations of the repetitions of an entrant in microseconds.
 type samples struct {
-	walls   []float64 // until the last request of a repetition ended
-	leased  []float64 // for each load: until LeasePrefix and Load returned
+	walls   []float64 // time until the last request of a repetition ended
+	leased  []float64 // for each load, the time until LeasePrefix and Load returned
 	begun   []float64
 	loads   []float64 // for each request
 	dumps   []float64
@@ -150,8 +150,8 @@ func (r *rig) moved(w Work) []store.PathStats {
 	return st.LoadPaths
 }
 
-// mostMoved returns the path of most bytes between two statistics. If no bytes were copied, it
-// returns was.
+// mostMoved returns the path that copied most bytes between two snapshots of the statistics, or was
+// if no bytes were copied.
 func mostMoved(before, after []store.PathStats, was string) string {
 	var most int64
 	for _, a := range after {

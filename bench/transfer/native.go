@@ -71,7 +71,7 @@ func (p *party) alloc(ctx context.Context) (source share.Source, err error) {
 		}
 	}
 	p.region, err = p.o.Device.Alloc(p.o.Bytes, device.AllocOptions{})
-	return nil, err // without a source only TCP works
+	return nil, err // memory without a source is reached by TCP only
 }
 
 func (p *party) open(o transfer.Options) (err error) {

@@ -85,7 +85,7 @@ func runCalibrate(cmd *cobra.Command, f *calibrateFlags) (err error) {
 		return &usageError{err}
 	}
 	dev, err := openDevice(f.device, f.index, sim.Options{
-		HostAddresses: mode != kvlane.GDROff && !f.rdma.soft(), // for NICs of the machine
+		HostAddresses: mode != kvlane.GDROff && !f.rdma.soft(), // hardware NICs need them
 	})
 	if err != nil {
 		return err

@@ -2,7 +2,7 @@ package main
 
 import (
 	"context"
-	_ "embed" // for the trace
+	_ "embed" // the trace is embedded
 	"errors"
 	"fmt"
 	"io"

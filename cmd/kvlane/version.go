@@ -18,7 +18,7 @@ var built string
 
 // release describes a build. Fields that the build did not record are empty.
 type release struct {
-	Version    string `json:"version"`               // of the module, or "(devel)"
+	Version    string `json:"version"`               // version of the module, or "(devel)"
 	Commit     string `json:"commit,omitempty"`      // 12 digits if from a pseudo-version
 	Modified   bool   `json:"modified"`              // the working tree had changes
 	CommitDate string `json:"commit_date,omitempty"` // RFC 3339, UTC

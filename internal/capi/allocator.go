@@ -134,7 +134,7 @@ func (l *Library) Deallocate(index int, address, stream uint64) error {
 	}
 	var err error
 	if a.driver != kvlane.Sim || stream != 0 { // sim has no default stream
-		err = idle(a.dev, uintptr(stream)) // without the mutex, so that other calls can allocate
+		err = idle(a.dev, uintptr(stream)) // the mutex is not held, so that other calls can allocate
 	}
 	if err == nil {
 		err = a.dev.Free(r)

@@ -23,7 +23,7 @@ type Direct interface {
 
 // DirectFile is an open file of a Direct. Its methods except Release are safe for concurrent use.
 type DirectFile interface {
-	io.ReaderAt // to host memory, for headers
+	io.ReaderAt // reads headers to host memory
 	Stat() (Info, error)
 	// ReadDirect reads into dst, device memory, from offset off in the file. Offset, length and
 	// address must be multiples of 4 KiB. If quiesced is nil, dst is no longer written when

@@ -12,7 +12,7 @@ const MaxNICs = 64
 
 // Key identifies registered memory in a peer's requests over one NIC.
 type Key struct {
-	Addr uint64 `json:"addr"` // of the first byte; not an address of the process
+	Addr uint64 `json:"addr"` // address of the first byte for NICs; not an address in the process
 	RKey uint32 `json:"rkey"`
 }
 

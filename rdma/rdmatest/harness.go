@@ -102,7 +102,7 @@ func memory(t *testing.T, n int64) *mem.Region {
 // options are the options of an end.
 type options struct {
 	caps      rdma.QPCaps
-	srq       rdma.SRQ // in pd
+	srq       rdma.SRQ // belongs to pd
 	pd        rdma.PD
 	cq        rdma.CQ // completion queue of both queues
 	signalAll bool

@@ -16,8 +16,8 @@ import (
 
 // Block is memory that chains refer to. It is safe for concurrent use.
 type Block struct {
-	bytes  []byte     // of host and pinned memory
-	extent mem.Extent // of pinned and device memory
+	bytes  []byte     // host or pinned memory
+	extent mem.Extent // pinned or device memory
 	refs   atomic.Int64
 	free   func()
 }

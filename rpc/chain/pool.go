@@ -11,7 +11,7 @@ const (
 	maxPooled = 1 << 20
 )
 
-var pools [9]sync.Pool // of *pooled, by class
+var pools [9]sync.Pool // pools of *pooled, one for each class
 
 // pooled is a block with its memory, reused by Get.
 type pooled struct {

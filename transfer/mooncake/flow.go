@@ -14,8 +14,8 @@ import (
 // Lengths of reads and writes.
 const (
 	bufferBytes = 32 << 10 // size of the buffer for small writes
-	// aheadBytes is the read-ahead. Bytes read ahead are copied once more: a larger value reduces
-	// the throughput of 64 KiB blocks by a third.
+	// aheadBytes is the length of the read-ahead buffer. Bytes in it are copied a second time, so a
+	// larger value would reduce the throughput of 64 KiB blocks by a third.
 	aheadBytes = 4 << 10
 	writeBytes = 1 << 20 // maximum length of a write with one deadline
 )

@@ -41,8 +41,8 @@ type ServerOptions struct {
 	// accepts both.
 	Version int
 
-	// MaxConnections is the maximum number of data connections. At the limit, an idle connection is
-	// closed, or else the new one. Default 1024.
+	// MaxConnections is the maximum number of data connections. A further connection replaces an
+	// idle one, or is closed if none is idle. Default 1024.
 	MaxConnections int
 	// maximum time of a data connection without a request; default 10 minutes
 	IdleTime      time.Duration

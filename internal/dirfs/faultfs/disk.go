@@ -125,9 +125,9 @@ func (d *Disk) restore(n *inode, s Survival, seen map[*inode]bool) {
 
 // Survival selects the unsynced content that survives a power failure.
 type Survival struct {
-	// draw is called for each file and directory. It returns the sector size of a file, whose bytes
-	// survive or are lost together, and a function reached. For a sector or name with n unsynced
-	// changes, reached returns how many of them survive, oldest first.
+	// draw is called for each file and directory. It returns a sector size and a function. The
+	// bytes of a sector survive or are lost together. For a sector or name with n unsynced changes,
+	// the function reached returns how many of them survive, oldest first.
 	draw func(inode uint64) (sector int64, reached func(n int) int)
 }
 

@@ -68,7 +68,7 @@ func (h Header) Put(b []byte) error {
 // Limits bound the frames of a peer.
 type Limits struct {
 	Body, Meta int64         // bytes
-	Stall      time.Duration // for 16 KiB of a frame that has begun, and for the next byte of it
+	Stall      time.Duration // maximum time for the next byte and the next 16 KiB of a started frame
 }
 
 // Reader reads frames. It is not safe for concurrent use.
@@ -207,7 +207,7 @@ func (s *source) Read(p []byte) (int, error) {
 	}
 	began := time.Now()
 	s.deadline = true
-	_ = s.conn.SetReadDeadline(began.Add(s.limit)) // likewise
+	_ = s.conn.SetReadDeadline(began.Add(s.limit)) // fails on closed connections, as the read does
 	n, err := s.conn.Read(p)
 	if err == nil {
 		err = s.pace.Moved(n, began)

@@ -281,10 +281,8 @@ class Pages:
     def keep(self, name: str, parts: Sequence[Part]) -> None:
         """Lease present pages for a later load, under a name.
 
-        It replaces the name's previous lease.
-
-        leases.release(name) ends the lease; otherwise it expires. A failure is counted, and the
-        load may then find fewer pages.
+        The new lease replaces an earlier one of the same name. leases.release(name) ends it;
+        otherwise it expires. A failure is counted, and the load may then find fewer pages.
         """
         self.leases.release(name, "replaced")
         batch = self.batch(parts)

@@ -56,7 +56,7 @@ class Spec(OffloadingSpec):
         return [configs.store_config(*self._vllm, self.groups, kernels, rank) for rank in ranks]
 
     def get_manager(self) -> OffloadingManager:
-        """Return the scheduler's side, without its Manager."""
+        """Return the scheduler's side. open_manager later creates its Manager."""
         log_seconds = float(self.extra_config.get("log_seconds", 60))
         tokens = self.groups[0].block_tokens if len(self.groups) == 1 else 0
         in_steps = self.layerwise or bool(self.extra_config.get("sync_load_budget_bytes"))

@@ -134,7 +134,7 @@ func (r *Report) latencies(p *present.Page) {
 	t := &present.Table{Head: []string{"per request", "p50", "p99"}, Right: " rr"}
 	row := func(name string, l Latency, means string) {
 		if l == (Latency{}) {
-			return // there was none
+			return // no samples
 		}
 		t.Row(name, present.Micros(float64(l.P50)), present.Micros(float64(l.P99)))
 		p.Define(name, means)

@@ -255,7 +255,7 @@ func (p *Point) sameTable(q *Point) bool {
 	return p.Work == q.Work && p.From == q.From && p.Order == q.Order
 }
 
-// table returns the points of all block sizes at the places of first.
+// table returns the points that belong in one table with first.
 func (r *Report) table(first *Point) *present.Table {
 	t := &present.Table{Head: []string{"block", "blocks", "path", "end", "GB/s", "% of raw", "p50", "p99", "went by"}, Keys: 4, Right: "rr  rrrr"}
 	for i := range r.Points {

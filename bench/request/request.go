@@ -29,11 +29,11 @@ type lane struct {
 	refs      []kvlane.Ref
 	keys      []kvlane.Key
 
-	leased  time.Duration   // for a load: LeasePrefix returned
-	begun   time.Duration   // for a load: Load returned
-	free    time.Duration   // for a load: verified in pages; for a dump: source pages are free
-	durable time.Duration   // for a dump: blocks are durable
-	arrived []time.Duration // for a layerwise load: layers are loaded
+	leased  time.Duration   // load: time until LeasePrefix returned
+	begun   time.Duration   // load: time until Load returned
+	free    time.Duration   // load: time until verified in pages; dump: until source pages are free
+	durable time.Duration   // dump: time until blocks are durable
+	arrived []time.Duration // layerwise load: time until each layer is loaded
 }
 
 // run makes one request.

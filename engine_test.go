@@ -110,7 +110,7 @@ func TestConfigPipelineAndDirectoriesMustAgree(t *testing.T) {
 	}
 }
 
-func TestOpenUnwindsWhateverStepFails(t *testing.T) {
+func TestOpenUnwindsAfterAnyFailure(t *testing.T) {
 	// TestMain would detect a leak.
 	t.Run("no room for the cache", func(t *testing.T) {
 		c := testConfig(t)

@@ -10,7 +10,7 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 )
 
-func TestPatternKnowsItsPlace(t *testing.T) {
+func TestPatternDependsOnItsPlace(t *testing.T) {
 	b := make([]byte, 64)
 	WritePattern(b, farTag, 128)
 	if err := CheckPattern(b, farTag, 128); err != nil {

@@ -277,7 +277,7 @@ func TestConfigReportsEverythingThatIsWrong(t *testing.T) {
 	}
 }
 
-func TestCanceledReplayReportsWhatItDid(t *testing.T) {
+func TestCanceledReplayReportsCompletedWork(t *testing.T) {
 	r := newRig(t, rigOptions{geometry: latent, slots: 500, dir: t.TempDir()})
 	ctx, cancel := context.WithCancelCause(t.Context())
 	enough := errors.New("that is enough")

@@ -173,9 +173,9 @@ func TestRequirement2Bounds(t *testing.T) {
 	})
 }
 
-// TestDefectTheEndIsToldBeforeTheLastPacket checks that the last packet is read even if its sender
+// TestDefectEndIsReportedBeforeTheLastPacket checks that the last packet is read even if its sender
 // closed with unread packets, or closes during the read.
-func TestDefectTheEndIsToldBeforeTheLastPacket(t *testing.T) {
+func TestDefectEndIsReportedBeforeTheLastPacket(t *testing.T) {
 	near, far, err := share.Ends()
 	must(t, err)
 	_, err = near.Write([]byte("not read"))

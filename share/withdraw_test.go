@@ -74,10 +74,10 @@ func TestDefectWithdrawnMemoryIsWrittenLater(t *testing.T) {
 	must(t, errors.Join(dev.Free(local), i.Close(), withdraw(e)))
 }
 
-// TestWithdrawalOfWhoDies checks that a dead importer counts as finished, whether it dies before or
-// during the withdrawal. An importer that closes its connection without an end request counts only
-// after its process has ended.
-func TestWithdrawalOfWhoDies(t *testing.T) {
+// TestWithdrawalFromADeadImporter checks that a dead importer counts as finished, whether it dies
+// before or during the withdrawal. An importer that closes its connection without an end request
+// counts only after its process has ended.
+func TestWithdrawalFromADeadImporter(t *testing.T) {
 	s := serve(t, share.Options{})
 	dev := simDevice(t, sim.Options{})
 	for _, role := range []string{"import", "hang-up", "wrong-end"} {

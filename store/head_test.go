@@ -119,7 +119,7 @@ func TestLayersInOrderWhileBlocksAreLookedUp(t *testing.T) {
 
 // If the copy of batch n of a layerwise load is refused, the pages of earlier batches are undefined
 // and those of later batches are unchanged. This also holds for loads in strides.
-func TestLayersWhoseCopyIsRefusedOnTheWay(t *testing.T) {
+func TestLayersWithARefusedCopy(t *testing.T) {
 	t.Parallel()
 	refuse(t, rigOptions{planeBytes: leafy, sumEvery: 1}, store.LoadOptions{Layerwise: true})
 	refuse(t, strideOptions(4), store.LoadOptions{Layerwise: true, Progress: new(fakeProgress)})

@@ -30,7 +30,7 @@ func wantPlace(t *testing.T, o *tier.Order, i int, want tier.Place) {
 	}
 }
 
-func TestOrderKnowsTheBlockBefore(t *testing.T) {
+func TestOrderUsesThePreviousBlock(t *testing.T) {
 	o := tier.NewOrder(100)
 	o.Note(keys(0, 5), tier.Place{})
 	wantPlace(t, o, 0, tier.Place{})

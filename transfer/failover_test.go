@@ -131,9 +131,9 @@ func short(t *testing.T) context.Context {
 	return ctx
 }
 
-// TestSilentConnectionsDelayNobody checks that connections that send no request, or a part of one,
-// do not delay others.
-func TestSilentConnectionsDelayNobody(t *testing.T) {
+// TestSilentConnectionsDelayNoOthers checks that connections that send no request, or a part of
+// one, do not delay others.
+func TestSilentConnectionsDelayNoOthers(t *testing.T) {
 	there, here := host(t, 1<<16), host(t, 1<<16)
 	p := newPair(t, Options{Stall: time.Second}, Options{}, there)
 	for i := range 20 {

@@ -163,7 +163,7 @@ func logCopyAcross(t *testing.T, d *Device, q device.Queue, host, dev *mem.Regio
 }
 
 // Pinned memory is on the GPU's NUMA node, if the kernel reports that node.
-func TestGPUPinnedMemoryLiesOnItsNode(t *testing.T) {
+func TestGPUPinnedMemoryIsOnItsNode(t *testing.T) {
 	const size = 256 << 20
 	d := openGPU(t)
 	r, err := d.AllocHost(size)

@@ -8,7 +8,7 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 )
 
-func TestQueueKnowsItsKernels(t *testing.T) {
+func TestQueueReportsItsKernels(t *testing.T) {
 	q, err := newFake(t).open().OpenQueue(device.QueueOptions{})
 	must(t, err)
 	l, ok := q.(device.KernelLister)

@@ -64,7 +64,7 @@ func reports(t *testing.T, f *fake, err error) {
 	}
 }
 
-func TestAllocUndoesWhatItDidWhenTheNthCallFails(t *testing.T) {
+func TestFailedAllocIsUndone(t *testing.T) {
 	for name, alloc := range allocators(t) {
 		t.Run(name, func(t *testing.T) {
 			f := newFake(t)

@@ -127,7 +127,7 @@ func TestQueueReportsTheNthFailingCall(t *testing.T) {
 	}
 }
 
-func TestOpenUndoesWhatItDidWhenTheNthCallFails(t *testing.T) {
+func TestFailedOpenIsUndone(t *testing.T) {
 	f := newFake(t)
 	drv, err := newDriver(f.api())
 	must(t, err)

@@ -368,7 +368,7 @@ func TestDefectSecondStorageOpenForgetsTheFailure(t *testing.T) {
 	}
 }
 
-func TestStorageModeSaysWhy(t *testing.T) {
+func TestStorageModeHasAReason(t *testing.T) {
 	nvme := fileFacts{fsType: "ext4", block: "devices/pci0000:00/0000:00:04.0/nvme/nvme0/nvme0n1/nvme0n1p1", direct: true, nvfs: true}
 	has := func(bits ...int) cufile.Properties {
 		p := cufile.Properties{Major: 2, Minor: 17}

@@ -168,7 +168,7 @@ func waitForBroken(t *testing.T, d device.Device, q *host.Queue, bad *mem.Region
 	return err
 }
 
-func TestUntoldFailureIsToldByClose(t *testing.T) {
+func TestUnreportedFailureIsReportedByClose(t *testing.T) {
 	d := opened(t)
 	gone := mapped(t, 4096)
 	bad := region(t, gone, 0)

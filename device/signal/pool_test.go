@@ -9,10 +9,10 @@ import (
 	"github.com/kvlane/kvlane/internal/testkit"
 )
 
-// TestDefectStreamForgottenWhileItIsTold: the pool forgets a stream that has passed all its waits
+// TestDefectStreamForgottenDuringHold: the pool forgets a stream that has passed all its waits
 // when another stream arrives. That must not happen between the lookup in Hold and the enqueue of
 // the next wait, because the words of that wait would not stay pinned.
-func TestDefectStreamForgottenWhileItIsTold(t *testing.T) {
+func TestDefectStreamForgottenDuringHold(t *testing.T) {
 	dev, err := sim.Open(sim.Options{})
 	must(t, err)
 	pool, err := Open(dev, 1)

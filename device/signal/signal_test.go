@@ -206,7 +206,7 @@ func TestWordsStayUntilAStreamHasWrittenThem(t *testing.T) {
 
 // If no event can report that a stream has passed a wait, the word stays pinned until a later event
 // does.
-func TestWordsStayWhereNobodyKnowsWhoReadsThem(t *testing.T) {
+func TestWordsStayIfReadersAreUnknown(t *testing.T) {
 	faults := fault.New(1)
 	r := newRig(t, sim.Options{Faults: faults}, 1)
 	faults.Add(fault.After(sim.OpRecord, 0))

@@ -61,7 +61,7 @@ func work(t *testing.T, q *sim.Queue, r, p *mem.Region) error {
 	return errors.Join(err, q.Wait(e), e.Wait(t.Context()))
 }
 
-func TestEveryOperationFailsAndSaysSo(t *testing.T) {
+func TestEveryFailedOperationIsReported(t *testing.T) {
 	for _, op := range []string{
 		sim.OpAlloc, sim.OpAllocHost, sim.OpFree, sim.OpOpen, sim.OpCallCopy, sim.OpCallBatch, sim.OpCallFill, sim.OpCallLaunch,
 		sim.OpRecord, sim.OpWait, sim.OpCopy, sim.OpBatch, sim.OpFill, sim.OpLaunch, sim.OpWork,

@@ -115,7 +115,7 @@ func TestWaitingForFailedWorkFails(t *testing.T) {
 	}
 }
 
-func TestQueueCloseReportsWhatNobodyWasTold(t *testing.T) {
+func TestQueueCloseReportsUnreportedErrors(t *testing.T) {
 	for _, reported := range []bool{false, true} {
 		plan := fault.New(1, fault.Nth(sim.OpFill, 0).Fail(nil))
 		d := open(t, sim.Options{Faults: plan})

@@ -136,7 +136,7 @@ func TestStreamWaitsForLoadCUDA(t *testing.T) { streamWaitsForLoad(t, onCUDA(t))
 
 // If a load fails, is canceled or the store is closed, the streams that wait for it continue, and
 // the load's result reports that.
-func TestStreamGoesOnWhateverBecomesOfTheLoad(t *testing.T) {
+func TestStreamContinuesAfterAnyResultOfTheLoad(t *testing.T) {
 	for name, end := range map[string]struct {
 		by   func(w *hostWorld, dump *kvlane.DumpTask, load *kvlane.LoadTask) error
 		want error

@@ -468,7 +468,7 @@ func (w *world) load(t *testing.T, id byte, page uint32) error {
 }
 
 // If any step of Open fails, everything is closed again. TestMain would detect a leak.
-func TestOpenWithNICsUnwindsWhateverFails(t *testing.T) {
+func TestOpenWithNICsUnwindsAfterAnyFailure(t *testing.T) {
 	for _, op := range []string{sim.OpAlloc, sim.OpAllocHost, sim.OpFree} {
 		for n := 0; ; n++ {
 			plan := fault.New(1, fault.Nth(op, n))

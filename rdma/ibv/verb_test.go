@@ -15,7 +15,7 @@ import (
 	"github.com/kvlane/kvlane/rdma/rdmatest"
 )
 
-func TestNoDeviceIsSaid(t *testing.T) {
+func TestMissingDeviceIsReported(t *testing.T) {
 	l, api := newLibrary(t)
 	p := newProvider(api)
 	closing(t, p)
@@ -131,7 +131,7 @@ func TestHostPinnedRegistersDeviceAddress(t *testing.T) {
 	}
 }
 
-func TestRegistrationThatFailsSaysWhy(t *testing.T) {
+func TestFailedRegistrationReportsTheReason(t *testing.T) {
 	l, r := opened(t)
 	gpu := deviceRegion(t)
 	host := mem.All(r.memory)

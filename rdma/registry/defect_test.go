@@ -25,9 +25,9 @@ func (p slowProvider) Open(name string) (rdma.Device, error) {
 	return p.Provider.Open(name)
 }
 
-// TestDefectNobodyWaitsForANICToBeOpened checks that no method waits for the provider, because the
+// TestDefectMethodsWaitForTheProvider checks that no method waits for the provider, because the
 // methods have no context that could end the wait.
-func TestDefectNobodyWaitsForANICToBeOpened(t *testing.T) {
+func TestDefectMethodsWaitForTheProvider(t *testing.T) {
 	prov, err := soft.New(soft.Options{Mover: soft.CPUMover{}})
 	if err != nil {
 		t.Fatal(err)

@@ -11,8 +11,8 @@ import (
 	"github.com/kvlane/kvlane/rdma/soft"
 )
 
-// TestEveryWatcherHearsOfAnEvent checks that each watcher receives events until it is stopped.
-func TestEveryWatcherHearsOfAnEvent(t *testing.T) {
+// TestEveryWatcherReceivesAnEvent checks that each watcher receives events until it is stopped.
+func TestEveryWatcherReceivesAnEvent(t *testing.T) {
 	_, nics := machine(t, soft.Options{}, registry.Options{})
 	dev, ok := nics[0].Device().(*soft.Device)
 	if !ok {
@@ -48,9 +48,9 @@ func TestEveryWatcherHearsOfAnEvent(t *testing.T) {
 	}
 }
 
-// TestEventsThatCannotBeReadAreTold checks that Close of the NIC returns an error of reading
+// TestUnreadableEventsAreReported checks that Close of the NIC returns an error of reading
 // events, once.
-func TestEventsThatCannotBeReadAreTold(t *testing.T) {
+func TestUnreadableEventsAreReported(t *testing.T) {
 	plan := fault.New(1, fault.Nth(soft.OpWaitEvent, 0).Fail(nil))
 	p, err := soft.New(soft.Options{Mover: rdmatest.NullMover{}, Faults: plan})
 	if err != nil {

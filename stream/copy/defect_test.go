@@ -20,10 +20,10 @@ import (
 	"github.com/kvlane/kvlane/stream/streamtest"
 )
 
-// TestDefectStreamThatBreaksUnderLoadFreesWhatItHad breaks a stream by a device failure while
+// TestDefectBrokenStreamFreesItsMemory breaks a stream by a device failure while
 // goroutines submit batches on every path, and closes it. Close of the device fails if the stream
 // has not freed its memory and queues.
-func TestDefectStreamThatBreaksUnderLoadFreesWhatItHad(t *testing.T) {
+func TestDefectBrokenStreamFreesItsMemory(t *testing.T) {
 	works := []string{sim.OpBatch, sim.OpCallBatch, sim.OpLaunch, sim.OpCallLaunch, sim.OpRecord, sim.OpAlloc, sim.OpOpen}
 	for seed := range uint64(24) {
 		// Early rounds fail the first operations, when most paths have no memory and queues yet.

@@ -49,9 +49,9 @@ func (q lazyQueue) Record() (device.Event, error) {
 func (e lazyEvent) Done() (bool, error) { return false, nil }
 func (e lazyEvent) Expect(at time.Time) { e.due.Store(&at) }
 
-// TestWaitsAreToldWhenToLook checks that a wait for a batch gets the end that the planner expects,
+// TestWaitsGetTheExpectedEnd checks that a wait for a batch gets the end that the planner expects,
 // which is after the end of the previous batch.
-func TestWaitsAreToldWhenToLook(t *testing.T) {
+func TestWaitsGetTheExpectedEnd(t *testing.T) {
 	const predicted = time.Hour
 	var due atomic.Pointer[time.Time]
 	dev := openSim(t, sim.Options{})

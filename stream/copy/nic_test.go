@@ -192,9 +192,9 @@ func TestNICIsOfferedWhatItReaches(t *testing.T) {
 	}
 }
 
-// TestPlannerHearsWhatStartsAlone checks plan.Request.Alone: after a batch on a NIC it contains all
-// other paths, and after a batch on another path it contains the NIC.
-func TestPlannerHearsWhatStartsAlone(t *testing.T) {
+// TestPlannerReceivesPathsThatStartAlone checks plan.Request.Alone: after a batch on a NIC it
+// contains all other paths, and after a batch on another path it contains the NIC.
+func TestPlannerReceivesPathsThatStartAlone(t *testing.T) {
 	dev := openSim(t, sim.Options{})
 	g := newNICRig(t, dev, soft.Options{})
 	host, gpu := g.pinned(t, 1<<16), g.device(t, 1<<16)

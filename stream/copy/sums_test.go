@@ -25,9 +25,9 @@ func (p *sumPlanner) Choose(r plan.Request, can plan.Paths) plan.Choice {
 
 func (*sumPlanner) Observe(plan.Choice, plan.Request, time.Duration) {}
 
-// TestPlannerHearsWhoSums checks that the planner gets the right information about which paths
-// compute checksums.
-func TestPlannerHearsWhoSums(t *testing.T) {
+// TestPlannerReceivesPathsThatSum checks that the planner gets the right information about which
+// paths compute checksums.
+func TestPlannerReceivesPathsThatSum(t *testing.T) {
 	dev := openSim(t, sim.Options{})
 	host, pages := pinned(t, dev, 1<<20), deviceMemory(t, dev, 1<<20)
 	reported := &sumPlanner{path: stream.PathCopyEngine}

@@ -72,7 +72,7 @@ func TestDefectReadsWaitForTheCopiesCall(t *testing.T) {
 
 // A worker started its next read from the page cache before the goroutine that it had woken could
 // run.
-func TestDefectWorkerBlocksWhomItWoke(t *testing.T) {
+func TestDefectWorkerDelaysTheWokenGoroutine(t *testing.T) {
 	needPageCache(t)
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
 	const tries = 9

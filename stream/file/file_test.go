@@ -210,7 +210,7 @@ func TestNthWriteFails(t *testing.T) {
 }
 
 // If the file system refused O_DIRECT, that was not counted.
-func TestDefectRefusedDirectIsSaidAndCounted(t *testing.T) {
+func TestDefectRefusedDirectIsReportedAndCounted(t *testing.T) {
 	fs := real(t)
 	fs.direct = refuseDirect
 	r, end := fs.alloc(t, 8192), streamtest.Pageable(t, 8192)
@@ -380,7 +380,7 @@ func TestOpenRequiresWhatIsThere(t *testing.T) {
 	}
 }
 
-func TestRequireWantsTrueGDS(t *testing.T) {
+func TestRequireNeedsTrueGDS(t *testing.T) {
 	dev, copies := openSim(t, sim.Options{Storage: sim.StorageModel{Compat: "no nvidia-fs"}})
 	storage := openStorage(t, dev)
 	fs := real(t)

@@ -251,7 +251,7 @@ func TestDefectBrokenRingStrandsTransfers(t *testing.T) {
 
 // Staging memory is registered once. If that is forbidden, the kernel pins it for each transfer,
 // and this was not reported.
-func TestDefectUnregisteredStagingMemoryIsNotSaid(t *testing.T) {
+func TestDefectUnregisteredStagingMemoryIsNotReported(t *testing.T) {
 	for _, errno := range []syscall.Errno{0, unix.ENOMEM} {
 		a := uring.System()
 		register := a.Register

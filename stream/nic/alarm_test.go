@@ -52,10 +52,10 @@ func (g *rig) withEvents(t *testing.T) (*rig, *eventSource) {
 	return &rig{dev: g.dev, prov: c, set: set, nics: []*registry.Registry{n}}, c
 }
 
-// TestDeviceTellsOfItsFailure checks asynchronous events. A failure of the device or of the
+// TestDeviceReportsItsFailure checks asynchronous events. A failure of the device or of the
 // stream's queue pair ends requests at once, instead of after Options.Timeout, and the error
 // contains the event. Events of other queue pairs are ignored.
-func TestDeviceTellsOfItsFailure(t *testing.T) {
+func TestDeviceReportsItsFailure(t *testing.T) {
 	for _, tt := range []struct {
 		event rdma.EventType
 		own   bool
@@ -103,8 +103,8 @@ func TestDeviceTellsOfItsFailure(t *testing.T) {
 	}
 }
 
-// TestIdleStreamHearsOfFailure checks that the next Submit is refused with the reason.
-func TestIdleStreamHearsOfFailure(t *testing.T) {
+// TestIdleStreamReportsFailure checks that the next Submit is refused with the reason.
+func TestIdleStreamReportsFailure(t *testing.T) {
 	g, c := newRig(t, rigOptions{}).withEvents(t)
 	s := g.open(t, nic.Options{})
 	c.events <- rdma.AsyncEvent{Type: rdma.EventDeviceFatal}

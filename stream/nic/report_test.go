@@ -157,10 +157,10 @@ func (l *layers) groupOf(tr *soft.Transfer) int {
 	return -1
 }
 
-// TestTellsInOrder delays a request of each group in turn while other queue pairs continue.
+// TestReportsGroupsInOrder delays a request of each group in turn while other queue pairs continue.
 // Meanwhile only the groups before it may be reported. The later groups are reported after that
 // request has completed.
-func TestTellsInOrder(t *testing.T) {
+func TestReportsGroupsInOrder(t *testing.T) {
 	const groups, pages, plane = 6, 4, 64 << 10
 	for _, rails := range []struct{ nics, pairs, requests int }{{1, 1, 2}, {3, 1, 5}, {2, 2, 5}} {
 		for _, dir := range []mem.Direction{mem.ToSlots, mem.ToPages} {
@@ -193,8 +193,8 @@ func TestTellsInOrder(t *testing.T) {
 	}
 }
 
-// TestTellsOfGroupsThatShareARequest uses requests of four groups each, and delays one of them.
-func TestTellsOfGroupsThatShareARequest(t *testing.T) {
+// TestReportsGroupsThatShareARequest uses requests of four groups each, and delays one of them.
+func TestReportsGroupsThatShareARequest(t *testing.T) {
 	for _, dir := range []mem.Direction{mem.ToSlots, mem.ToPages} {
 		for n := range 3 {
 			g, h := holding(t, 1)
@@ -209,9 +209,9 @@ func TestTellsOfGroupsThatShareARequest(t *testing.T) {
 	}
 }
 
-// TestTellsNothingThatFailed fails each request of a batch in turn, over two NICs. No failed group
+// TestReportsNoFailedGroup fails each request of a batch in turn, over two NICs. No failed group
 // may be reported.
-func TestTellsNothingThatFailed(t *testing.T) {
+func TestReportsNoFailedGroup(t *testing.T) {
 	for dir, op := range map[mem.Direction]string{mem.ToSlots: soft.OpRead, mem.ToPages: soft.OpWrite} {
 		for n := 0; ; n++ {
 			plan := fault.New(1, fault.Nth(op, n).Fail(nil))
@@ -235,9 +235,9 @@ func TestTellsNothingThatFailed(t *testing.T) {
 	}
 }
 
-// TestTellsWhatDevicesSee uses a NIC whose writes are visible to the device only after a flush.
-// Small groups share a flush.
-func TestTellsWhatDevicesSee(t *testing.T) {
+// TestReportsGroupsThatDevicesSee uses a NIC whose writes are visible to the device only after a
+// flush. Small groups share a flush.
+func TestReportsGroupsThatDevicesSee(t *testing.T) {
 	for name, tt := range map[string]struct {
 		groups, pages int
 		plane         int64
@@ -264,9 +264,9 @@ func TestTellsWhatDevicesSee(t *testing.T) {
 	}
 }
 
-// TestTellsNothingThatCannotBeFlushed checks that a failed flush fails the batch, and that no group
+// TestReportsNoUnflushedGroup checks that a failed flush fails the batch, and that no group
 // is reported.
-func TestTellsNothingThatCannotBeFlushed(t *testing.T) {
+func TestReportsNoUnflushedGroup(t *testing.T) {
 	cause := errors.New("no flush today")
 	g, h := holding(t, 1)
 	var flushes atomic.Int64

@@ -119,7 +119,7 @@ func replace(t *testing.T, path string, with func(path string) error) {
 }
 
 // A process does not read a file again that it has written or read before.
-func TestCopiesThatThisProcessKnowsAreNotReadAgain(t *testing.T) {
+func TestCopiesOfThisProcessAreNotReadAgain(t *testing.T) {
 	c := config(t)
 	reads := 0
 	f := faultfs.New(dirfs.OS(), nil, nil)

@@ -99,7 +99,7 @@ func TestRepairMakesALostMarkerAnew(t *testing.T) {
 }
 
 // If the blocks have two identities, Repair does not guess the identity of the directory.
-func TestRepairDoesNotGuessWhoseBlocksTheyAre(t *testing.T) {
+func TestRepairDoesNotGuessTheIdentityOfBlocks(t *testing.T) {
 	c, other := config(t), config(t)
 	other.Formats[0].Identity = block.Digest{9}
 	for i, c := range []file.Config{c, other} {

@@ -112,7 +112,7 @@ func TestDefectStaleHandlesFailAWrite(t *testing.T) {
 
 // If file locks do not work between hosts, a host that opens a directory removes the session
 // folders of live hosts. Those must still be able to write.
-func TestHostsWhoseLocksDoNotReachEachOther(t *testing.T) {
+func TestHostsWithSeparateLocks(t *testing.T) {
 	c := config(t)
 	one, _ := host(t, c)
 	put(t, one, c.Formats[0], keys(0, 4)...)

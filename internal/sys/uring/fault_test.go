@@ -56,7 +56,7 @@ func TestProbeAsksForOpcodes(t *testing.T) {
 }
 
 // A ring was refused because of missing opcodes that kvlane does not use.
-func TestDefectRingNeedsWhatNobodyUses(t *testing.T) {
+func TestDefectRingNeedsUnusedFeatures(t *testing.T) {
 	open(t, uring.Options{})
 	a := uring.System()
 	a.Register = func(_ int, _ uint32, arg unsafe.Pointer, _ uint32) syscall.Errno {

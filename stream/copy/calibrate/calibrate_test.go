@@ -223,9 +223,9 @@ func (s *clocked) work(b *mem.Batch) work {
 
 func (s *clocked) Close(context.Context) error { return nil }
 
-// TestFindsTheTruth calibrates a machine with known costs, using the default options, and compares
-// predictions with these costs.
-func TestFindsTheTruth(t *testing.T) {
+// TestCalibrationFindsTheCosts calibrates a machine with known costs, using the default options,
+// and compares predictions with these costs.
+func TestCalibrationFindsTheCosts(t *testing.T) {
 	m := newMachine(t)
 	m.has = func(p stream.Path) bool { return p != stream.PathStaged }
 	o := m.options()

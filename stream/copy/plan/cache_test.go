@@ -60,7 +60,7 @@ func TestCacheKeepsProfiles(t *testing.T) {
 	}
 }
 
-func TestCacheSaysWhatIsWrong(t *testing.T) {
+func TestCacheReportsErrors(t *testing.T) {
 	c := plan.Cache{Dir: t.TempDir()}
 	if err := c.Store(keyed(testKey)); err != nil {
 		t.Fatal(err)

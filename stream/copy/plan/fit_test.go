@@ -77,9 +77,9 @@ func predict(t *testing.T, p *plan.Planner, n int, size int64) float64 {
 	return float64(d.Nanoseconds())
 }
 
-// TestFitFindsTheTruth fits simulated measurements of several paths, and checks predictions between
+// TestFitFindsTheCosts fits simulated measurements of several paths, and checks predictions between
 // the measured points.
-func TestFitFindsTheTruth(t *testing.T) {
+func TestFitFindsTheCosts(t *testing.T) {
 	for name, c := range map[string]struct {
 		truth
 		between float64 // maximum relative error between the measured points

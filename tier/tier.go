@@ -59,7 +59,7 @@ type Tier interface {
 	Get(ctx context.Context, key block.Key, dst mem.Extent) error
 	// Put verifies the image in src and stores it. It returns when the block is as durable as the
 	// tier's policy requires. src must not change until then. If the block exists, Put checks it
-	// like Get: it makes a sound block durable and returns nil, and replaces a damaged block. If
+	// like Get: it makes an intact block durable and returns nil, and replaces a damaged block. If
 	// another Put is writing the block, Put waits for it. It returns ErrNoSpace, ErrReadOnly, or
 	// ErrBusy if all space is pinned until ctx ends. A failed Put leaves no partial block.
 	Put(ctx context.Context, key block.Key, src mem.Extent) error
@@ -101,9 +101,9 @@ type Stats struct {
 
 // Keeper is a Tier that can report durable blocks without reading them.
 type Keeper interface {
-	// Kept sets kept[i] if a Put of keys[i] would find the block sound and durable under the tier's
-	// policy, and would write nothing. False means that this is unknown. The slices have equal
-	// lengths.
+	// Kept sets kept[i] if a Put of keys[i] would find the block intact and durable under the
+	// tier's policy, and would write nothing. False means that this is unknown. The slices have
+	// equal lengths.
 	Kept(ctx context.Context, keys []block.Key, kept []bool) error
 }
 

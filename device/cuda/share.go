@@ -74,9 +74,9 @@ func (d *Device) exportMemory(r *mem.Region, t device.HandleType) (h device.Hand
 	return h, nil
 }
 
-// allocationOf returns the allocation in which r begins. The resources that an export as t needs
-// stay until release. Memory that the host program has allocated is looked up in the driver. The
-// context is current.
+// allocationOf returns the allocation in which r begins. The caller must call release after the
+// export as t. Memory that the host program has allocated is looked up in the driver. The context
+// is current.
 func (d *Device) allocationOf(r *mem.Region, t device.HandleType) (a *allocation, release func(), err error) {
 	for _, own := range d.allocations() {
 		if !own.holds(r) {
@@ -143,17 +143,17 @@ func (d *Device) importAs(h *device.Handle, a *allocation) error {
 	case device.HandlePosixFD:
 		return d.mapped(uint64(h.Bytes), a, func() (cuda.MemHandle, error) {
 			m, r := d.api.MemImportFD(h.FD)
-			return m, d.understood(r, "cuMemImportFromShareableHandle", "fd=%d, type=%s", h.FD, h.Type)
+			return m, d.checkHandle(r, "cuMemImportFromShareableHandle", "fd=%d, type=%s", h.FD, h.Type)
 		})
 	case device.HandleFabric:
 		return d.mapped(uint64(h.Bytes), a, func() (cuda.MemHandle, error) {
 			m, r := d.api.MemImportFabric(&h.Data)
-			return m, d.understood(r, "cuMemImportFromShareableHandle", "type=%s", h.Type)
+			return m, d.checkHandle(r, "cuMemImportFromShareableHandle", "type=%s", h.Type)
 		})
 	case device.HandleCUDAIPC:
 		p, r := d.api.IPCOpenMemHandle(&h.Data)
 		if r != cuda.Success {
-			return d.understood(r, "cuIpcOpenMemHandle_v2", "bytes=%d, flags=lazy-peer-access", h.Bytes)
+			return d.checkHandle(r, "cuIpcOpenMemHandle_v2", "bytes=%d, flags=lazy-peer-access", h.Bytes)
 		}
 		a.undo(func() error { return d.check(d.api.IPCCloseMemHandle(p), "cuIpcCloseMemHandle", "address=%#x", p) })
 		a.at, a.size = p, uint64(h.Bytes)
@@ -181,9 +181,9 @@ func (d *Device) spans(a *allocation) error {
 	return nil
 }
 
-// understood is check for a call with a handle from another process. For an invalid handle the
-// driver returns an unknown error, but stays usable.
-func (d *Device) understood(r cuda.Result, call, format string, args ...any) error {
+// checkHandle implements check for a call with a handle from another process. For an invalid handle
+// the driver returns an unknown error, but stays usable.
+func (d *Device) checkHandle(r cuda.Result, call, format string, args ...any) error {
 	if r != cuda.ErrorUnknown {
 		return d.check(r, call, format, args...)
 	}

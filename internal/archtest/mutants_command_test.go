@@ -55,7 +55,7 @@ var commandMutants = []mutant{
 	defect("cmd/kvlane", "TestExitCodesAreDocumented",
 		"cmd/kvlane/main.go", "	exitMissing:   \"", "	5:   \""),
 	defect("tier/file", "TestClearRemovesWhatIsAskedFor",
-		"tier/internal/blockdir/clear.go", "r.soundImage(name, info); sound {", "r.soundImage(name, info); sound && err != nil {"),
+		"tier/internal/blockdir/clear.go", "r.intactImage(name, info); sound {", "r.intactImage(name, info); sound && err != nil {"),
 	defect("tier/file", "TestClearRemovesWhatIsAskedFor",
 		"tier/internal/blockdir/clear.go", "			can[name] = u.Foreign\n", "			can[name] = true\n"),
 	defect("tier/file", "TestClearRefusesNames",

@@ -38,7 +38,7 @@ func New(c Config) *Dumper {
 	return d
 }
 
-// waitingSlots bounds the slots that dumps hold while they wait for the client.
+// waitingSlots bounds the slots that dumps hold while they wait for the host program.
 type waitingSlots struct {
 	*semaphore.Weighted
 	slots  int64

@@ -9,9 +9,9 @@ import (
 	"github.com/kvlane/kvlane/store/task"
 )
 
-// copyWaiting copies chunks of todo that wait for the client: for SubmitShard or for recorded work
-// on the device. Once one chunk has succeeded, the task no longer waits for the client, and the
-// rest is left to copyBlocks.
+// copyWaiting copies chunks of todo that wait for the host program: for SubmitShard or for recorded
+// work on the device. Once one chunk has succeeded, the task no longer waits for the program, and
+// the rest is left to copyBlocks.
 func (t *Task) copyWaiting() {
 	for !t.depsResolved && len(t.sc.todo) > 0 {
 		t.copyChunk()
@@ -19,7 +19,7 @@ func (t *Task) copyWaiting() {
 }
 
 // copyChunk copies some blocks of todo. It acquires all slots of the chunk from waitingSlots before
-// it reserves the first one, and releases them when the task no longer waits for the client, or
+// it reserves the first one, and releases them when the task no longer waits for the program, or
 // holds no slots. If a dependency fails, all of todo fails.
 func (t *Task) copyChunk() {
 	slots := &t.d.waitingSlots

@@ -203,8 +203,8 @@ func (l *Lease) lacks(keys []block.Key) int {
 	return -1
 }
 
-// finish refuses new loads and ends the lease's own hold on the pins. It reports whether this is
-// the first call.
+// finish ends the lease. The pins stay until the loads that use them have ended. It reports whether
+// this is the first call.
 func (l *Lease) finish(released bool) bool {
 	l.mu.Lock()
 	first := !l.ended

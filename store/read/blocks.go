@@ -1,7 +1,7 @@
 // Package read finds the blocks of a load in the tiers. It opens the slots of cached blocks, reads
-// other blocks from the tiers below, verifies slots if copies are not verified, and reads a block
-// again that was wrong. It also sets the errors of blocks. The blocks belong to one goroutine, the
-// load's; jobs in pools only use blocks that are handed to them.
+// other blocks from the tiers below, verifies slots if copies are not verified, and reads wrong
+// blocks again. It also sets the errors of blocks. Only the goroutine of the load uses the blocks,
+// except that a job in a pool uses the block that it reads or verifies.
 package read
 
 import (

@@ -70,8 +70,8 @@ type Block struct {
 	Key   block.Key
 	Group uint8 // page group
 	Slot  tier.Slot
-	// Err is nil if a durable tier has stored the block. LeftOut has the tiers that have not,
-	// unless the task was canceled. Write sets them.
+	// Err is nil if a durable tier has stored the block. LeftOut lists the tiers that have not
+	// stored it, unless the task was canceled. Write sets both.
 	Err     error
 	LeftOut []LeftOut
 

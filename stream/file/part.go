@@ -32,7 +32,7 @@ type cutter struct {
 	pieces []piece
 	cut    int64 // bytes of the first piece that are already in parts
 	most   int64 // maximum bytes of a transfer
-	whole  bool  // pieces of device memory need no chunk either
+	whole  bool  // pieces of device memory are also moved without a chunk
 	parts  []part
 }
 

@@ -75,7 +75,7 @@ func (w *world) record(b *mem.Batch, faults bool) *Reports {
 		one := mem.Paged{Dir: b.Paged.Dir, Groups: b.Paged.Groups[group : group+1]}
 		for dst, src := range one.Extents() {
 			if faults && dst.Region.Bytes() == nil || dst.Len == 0 {
-				continue // reading it is work of the device too
+				continue // a read by the device would meet the faults
 			}
 			if !bytes.Equal(w.in[dst.Region].Read(w, dst), w.want[src.Region][src.Off:src.Off+src.Len]) {
 				w.Errorf("group %d is reported as completed and is not", group)

@@ -20,11 +20,11 @@ func testRandom(t *testing.T, env Env) {
 
 type program struct {
 	*world
-	streams []stream.Stream
-	regions []*mem.Region
-	last    map[*mem.Region]*stream.Ticket
-	waste   *mem.Region // destination of canceled batches; its bytes are undefined
-	doomed  []*stream.Ticket
+	streams  []stream.Stream
+	regions  []*mem.Region
+	last     map[*mem.Region]*stream.Ticket
+	waste    *mem.Region // destination of canceled batches; its bytes are undefined
+	toCancel []*stream.Ticket
 }
 
 func newProgram(t *testing.T, env Env, seed uint64) *program {
@@ -55,9 +55,9 @@ func (p *program) run(steps int) {
 			ticket := p.submitOnly(&mem.Batch{
 				Dst: []mem.Extent{mem.All(p.waste)}, Src: []mem.Extent{mem.All(src)}, After: p.after(src),
 			})
-			p.doomed = append(p.doomed, ticket)
+			p.toCancel = append(p.toCancel, ticket)
 			if p.rng.IntN(2) == 0 {
-				p.endDoomed()
+				p.cancelMarked()
 			}
 			continue
 		}
@@ -72,7 +72,7 @@ func (p *program) run(steps int) {
 			p.ok(ticket)
 		}
 	}
-	p.endDoomed()
+	p.cancelMarked()
 	for _, ticket := range p.last {
 		p.ok(ticket)
 	}
@@ -109,7 +109,7 @@ func (p *program) shape(dst, src *mem.Region) *mem.Batch {
 // that later batches need not depend on their reads.
 func (p *program) after(regions ...*mem.Region) []mem.Dependency {
 	p.Helper()
-	p.endDoomed()
+	p.cancelMarked()
 	var after []mem.Dependency
 	for _, r := range regions {
 		if t := p.last[r]; t != nil {
@@ -119,14 +119,14 @@ func (p *program) after(regions ...*mem.Region) []mem.Dependency {
 	return after
 }
 
-// endDoomed cancels the doomed batches and waits for them.
-func (p *program) endDoomed() {
+// cancelMarked cancels the batches in toCancel and waits for them.
+func (p *program) cancelMarked() {
 	p.Helper()
-	for _, t := range p.doomed {
+	for _, t := range p.toCancel {
 		t.Cancel()
 		if err := t.Wait(deadline(p)); err != nil && !errors.Is(err, errdefs.ErrCanceled) {
 			p.Fatalf("cancelled ticket: %v", err)
 		}
 	}
-	p.doomed = nil
+	p.toCancel = nil
 }

@@ -110,7 +110,7 @@ func testUnorderedAbort(t *testing.T, env Env) {
 		t.Fatal(err)
 	}
 	ticket.Cancel()
-	waiting := w.goesOnBeside()
+	waiting := w.submitUntilDone()
 	select {
 	case <-ticket.Done():
 		t.Fatal("the ticket resolved while its memory could still be written")
@@ -128,10 +128,10 @@ func testUnorderedAbort(t *testing.T, env Env) {
 	w.check()
 }
 
-// goesOnBeside submits batches until one completes while other work stalls, and returns those that
-// have not completed. A stream with ordered queues may queue some batches behind the stalled work,
-// but not all.
-func (w *world) goesOnBeside() (waiting []*stream.Ticket) {
+// submitUntilDone submits batches until one completes while other work stalls, and returns those
+// that have not completed. A stream with ordered queues may queue some batches behind the stalled
+// work, but not all.
+func (w *world) submitUntilDone() (waiting []*stream.Ticket) {
 	w.Helper()
 	for range 8 {
 		ticket := w.submit(whole(w.region(w.env.A, 100), w.region(w.env.B, 100)))

@@ -65,7 +65,7 @@ func (t *Tier) Admit(key block.Key) bool {
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.policy.wants(key)
+	return t.policy.wasRequested(key)
 }
 
 // tryReserve reserves a slot, or returns a waiter if none is free.

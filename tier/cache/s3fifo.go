@@ -83,8 +83,9 @@ func (p *policy) admit(slot uint32, key block.Key) {
 	p.nodes[slot] = n
 }
 
-// wants reports whether a block was recently requested or evicted. If not, it records the request.
-func (p *policy) wants(key block.Key) bool {
+// wasRequested reports whether a block was recently requested or evicted. If not, it records the
+// request.
+func (p *policy) wasRequested(key block.Key) bool {
 	f := fingerprint(key)
 	if _, lately := p.ghost.get(f); lately {
 		return true

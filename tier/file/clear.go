@@ -10,11 +10,11 @@ import (
 )
 
 // Clear removes files that are not blocks from the directory: quarantined files, and files not made
-// by kvlane (Foreign findings of Verify). A sound block stays, even in quarantine, unless the file
-// in its proper place is sound too. Processes may use the directory during the call; a tier keeps
-// at most Config.QuarantineMax files in quarantine. If u names another kind of file, Clear returns
-// ErrInvalid and removes nothing. It returns ErrNotFound if this is not a directory of blocks, and
-// ErrCorrupt or ErrMismatch if the marker cannot be read.
+// by kvlane (Foreign findings of Verify). An intact block stays, even in quarantine, unless the
+// file in its proper place is intact too. Processes may use the directory during the call; a tier
+// keeps at most Config.QuarantineMax files in quarantine. If u names another kind of file, Clear
+// returns ErrInvalid and removes nothing. It returns ErrNotFound if this is not a directory of
+// blocks, and ErrCorrupt or ErrMismatch if the marker cannot be read.
 func Clear(ctx context.Context, dir string, u Unwanted) (Cleared, error) {
 	return clearOf(ctx, dirfs.OS(), dir, u)
 }

@@ -55,8 +55,8 @@ type Config struct {
 	// or have the same identities and layouts.
 	Dirs []string `config:"dirs"`
 	// SharedBound makes MaxBytes and DirBytes bound all folders in the parent directory of each of
-	// Dirs, of all identities and processes: see the package's comment. Each of Dirs has a parent
-	// of its own then.
+	// Dirs, of all identities and processes: see the package's comment. Each of Dirs must
+	// then have a different parent.
 	SharedBound bool `config:"shared_bound"`
 	// Formats has one format for each page group.
 	Formats block.Formats

@@ -48,7 +48,7 @@ func fileOf(info dirfs.Info) uint64 {
 	return xxh3.Hash(b[:])
 }
 
-// add records that the file is sound.
+// add records that the file is intact.
 func (p *proofs) add(key block.Key, info dirfs.Info, synced bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -60,7 +60,7 @@ func (p *proofs) add(key block.Key, info dirfs.Info, synced bool) {
 	}
 }
 
-// has reports whether the file is known to be sound, and whether it is known to be durable.
+// has reports whether the file is known to be intact, and whether it is known to be durable.
 func (p *proofs) has(key block.Key, info dirfs.Info) (whole, synced bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -71,7 +71,7 @@ func (p *proofs) has(key block.Key, info dirfs.Info) (whole, synced bool) {
 	return true, e.synced
 }
 
-// renew records that the time of a sound file is about to change to when. Until the next renewal,
+// renew records that the time of an intact file is about to change to when. Until the next renewal,
 // has accepts the file with either time, because other goroutines may see both.
 func (p *proofs) renew(key block.Key, info dirfs.Info, when time.Time) {
 	p.mu.Lock()

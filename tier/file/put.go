@@ -55,7 +55,7 @@ func (t *Tier) put(ctx context.Context, key block.Key, c *content) error {
 	d := dirOf(t.dirs, key)
 	defer func() {
 		t.locks.Unlock(key)
-		d.area.space.notifyReleased() // before this the block could not be evicted
+		d.area.space.notifyReleased() // the block can be evicted now
 	}()
 	for try := 1; ; try++ {
 		there, over, err := t.checkStored(ctx, d, key)
@@ -122,7 +122,7 @@ func (t *Tier) checkStored(ctx context.Context, d *dir, key block.Key) (there bo
 		return false, nil, context.Cause(ctx)
 	case errors.Is(err, block.ErrVersion):
 		t.count.newer.Add(1)
-		return false, nil, fmt.Errorf("the file exists and is kept: %v: %w", err, errdefs.ErrExists) //nolint:errorlint // as ErrMismatch it would say that src is not the block
+		return false, nil, fmt.Errorf("the file exists and is kept: %v: %w", err, errdefs.ErrExists) //nolint:errorlint // ErrMismatch would mean that src is not the block
 	case errors.Is(err, errdefs.ErrCorrupt):
 		t.count.corrupt.Add(1)
 		t.count.replaced.Add(1)

@@ -15,7 +15,7 @@ import (
 
 // Repair verifies a directory like Verify and repairs it. It writes a lost or damaged marker from
 // the headers of the blocks if these agree. It moves damaged blocks to quarantine, without a limit
-// on their number. It moves sound blocks in a wrong folder to their place, or to quarantine if a
+// on their number. It moves intact blocks in a wrong folder to their place, or to quarantine if a
 // block is there. It removes files of ended processes. Files not made by kvlane, files of another
 // format version, and files that could not be examined stay and are in Unrepaired. Processes may
 // use the directory during the call.

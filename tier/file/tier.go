@@ -222,7 +222,7 @@ func (t *Tier) Lookup(ctx context.Context, keys []block.Key, states []tier.State
 	return nil
 }
 
-// Kept reports the blocks that this process knows to be sound and durable.
+// Kept reports the blocks that this process knows to be intact and durable.
 func (t *Tier) Kept(ctx context.Context, keys []block.Key, kept []bool) error {
 	if len(keys) != len(kept) {
 		return fmt.Errorf("query %d blocks with %d results: %w", len(keys), len(kept), errdefs.ErrInvalid)

@@ -87,7 +87,7 @@ func (v *verifier) readFormat(ctx context.Context) error {
 		return nil
 	}
 	if errors.Is(err, errdefs.ErrMismatch) {
-		return err // it belongs to another version, and may be sound
+		return err // it belongs to another version, and may be intact
 	}
 	v.markerBad = true
 	n, m, herr := v.headers(ctx)
@@ -103,7 +103,7 @@ func (v *verifier) readFormat(ctx context.Context) error {
 		v.found(blockdir.MarkerName, Damaged, err.Error())
 	default:
 		v.found(blockdir.MarkerName, Unjudged, err.Error())
-		v.markerBad = false // the marker may be sound
+		v.markerBad = false // the marker may be intact
 	}
 	if herr != nil {
 		v.found(".", Unjudged, "the identity of the blocks: "+herr.Error())
@@ -117,11 +117,11 @@ func (v *verifier) setFormats(m Marker) {
 	v.report.Marker, v.formats = m, m.Formats()
 }
 
-// headers returns the number of blocks with a sound header, and a marker for them. Blocks of
+// headers returns the number of blocks with an intact header, and a marker for them. Blocks of
 // several identities must have keys of several page groups.
 func (v *verifier) headers(ctx context.Context) (n int, m Marker, err error) {
 	var formats block.Formats
-	var all []block.Key // of sound headers
+	var all []block.Key // of intact headers
 	disagree := func(f, with block.Format) error {
 		return fmt.Errorf("their headers do not agree: identity %s with %s, and %s with %s: %w",
 			with.Identity, with.Layout, f.Identity, f.Layout, errdefs.ErrMismatch)
@@ -171,7 +171,8 @@ func (v *verifier) headers(ctx context.Context) (n int, m Marker, err error) {
 	return n, m, nil
 }
 
-// header returns the format in a block's header. The header must be sound and have the block's key.
+// header returns the format in a block's header. The header must be intact and have the block's
+// key.
 func (v *verifier) header(key block.Key) (f block.Format, err error) {
 	h, err := v.Open(blockName(key), os.O_RDONLY)
 	if err != nil {
@@ -382,7 +383,7 @@ func (v *verifier) block(key block.Key) {
 	}
 }
 
-// check returns bad if a file is not a sound block, and err if the file could not be examined.
+// check returns bad if a file is not an intact block, and err if the file could not be examined.
 func (v *verifier) check(name string, key block.Key) (info dirfs.Info, bad, err error) {
 	if info, err = v.Stat(name); err != nil {
 		return info, nil, err

@@ -364,7 +364,7 @@ func (t *Tier) setForeignAside(name string) error {
 }
 
 // anyTorn reports whether a block that may not have been durable at the checkpoint is torn. The
-// copy from which it was moved may be sound.
+// copy from which it was moved may be intact.
 func (t *Tier) anyTorn(ctx context.Context, unsure map[uint32]int64) bool {
 	buf := t.borrow()
 	defer t.buffers.Put(buf)

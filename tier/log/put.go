@@ -91,7 +91,7 @@ func (j *job) finish() {
 	if j.owned {
 		j.t.locks.Unlock(j.key)
 		j.owned = false
-		j.t.space.notifyReleased() // before this the block could not be evicted
+		j.t.space.notifyReleased() // the block can be evicted now
 	}
 	if j.err == nil {
 		return
@@ -241,7 +241,7 @@ func (t *Tier) waitForSpace(ctx context.Context, since uint64) error {
 	}
 }
 
-// checkStored reports whether the job's block is stored, sound and as durable as the policy
+// checkStored reports whether the job's block is stored, intact and as durable as the policy
 // requires. It verifies the block unless this process has already done so. The caller has locked
 // the key.
 func (t *Tier) checkStored(ctx context.Context, j *job) (there bool, err error) {

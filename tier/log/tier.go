@@ -49,8 +49,8 @@ type Tier struct {
 	epoch      uint64       // lowest number of a segment that this process has created
 	groupCount atomic.Int64 // number of groups so far
 	zeros      [page]byte
-	// order is held while the blocks of a group enter the index, so that other holders see whole
-	// groups, in their order. It guards last and the numbers of the appenders.
+	// order is held while the blocks of a group are added to the index, so that groups are added
+	// completely and in order. It guards last and the numbers of the appenders.
 	order sync.Mutex
 	last  uint32 // highest number of a segment so far
 
@@ -167,7 +167,7 @@ func (t *Tier) Lookup(ctx context.Context, keys []block.Key, states []tier.State
 	return nil
 }
 
-// Kept reports the blocks that this process knows to be sound and durable.
+// Kept reports the blocks that this process knows to be intact and durable.
 func (t *Tier) Kept(ctx context.Context, keys []block.Key, kept []bool) error {
 	if len(keys) != len(kept) {
 		return fmt.Errorf("query %d blocks with %d results: %w", len(keys), len(kept), errdefs.ErrInvalid)

@@ -352,7 +352,7 @@ func (v *verifier) repairMarker() (err error) {
 }
 
 // Clear removes files that are not blocks from the directory: quarantined images, and files not
-// made by kvlane. Segments stay. A requested file stays, and is in Left, if it contains a sound
+// made by kvlane. Segments stay. A requested file stays, and is in Left, if it contains an intact
 // block or a group of blocks of any log. A process may have the directory open. If u names another
 // kind of file, Clear returns ErrInvalid and removes nothing. It returns ErrNotFound if this is not
 // a directory of blocks, and ErrCorrupt or ErrMismatch if the marker cannot be read.

@@ -288,7 +288,7 @@ func testCorrupt(s *suite) {
 		if st, ok := s.stats(tr); ok && (st.Corrupt != n || st.Blocks != 1) {
 			s.Errorf("%d corrupt and %d blocks are counted, want %d and 1", st.Corrupt, st.Blocks, n)
 		}
-		s.put(tr, Key(1)) // a sound copy replaces it
+		s.put(tr, Key(1)) // an intact copy replaces it
 		s.mustGet(tr, Key(1))
 		s.mustGet(tr, Key(2))
 	}

@@ -47,7 +47,7 @@ func testSlotCorrupt(s *slotSuite) {
 	if st, ok := s.stats(s.st); ok && (st.Corrupt != 1 || st.Blocks != 0) {
 		s.Errorf("%d corrupt and %d blocks are counted, want 1 and 0", st.Corrupt, st.Blocks)
 	}
-	// A sound copy uses a different slot while the corrupt one is open.
+	// An intact copy uses a different slot while the corrupt one is open.
 	good := s.store(Key(1))
 	if good.Index() == one.Index() {
 		s.Error("the slot of a corrupt block was reused while open")

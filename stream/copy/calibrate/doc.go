@@ -3,7 +3,7 @@
 // It measures through streams that are forced onto one path each, so that the times include the
 // stream's own work. Batches of 1, 4, 16, ... copies of every size are copied by every path, with
 // every number of thread blocks. This is repeated until the time budget is used; the medians are
-// used. The paths alternate at each point, so that disturbances affect them alike. Blocks are
+// used. The paths alternate at each point, so that disturbances affect them equally. Blocks are
 // scattered over a gigabyte of device memory and over host memory. Only staged copies use
 // contiguous host memory. Paths that the device does not support are recorded and left out. NICs
 // that copy in addition to the device's paths (Options.NIC) are measured with the same batches.

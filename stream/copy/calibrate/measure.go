@@ -88,8 +88,8 @@ type series struct {
 }
 
 // measure measures every point with every stream, and repeats that until the budget is used up. The
-// streams alternate, so that disturbances affect all paths alike. A batch that would take too long
-// is left out, and so are those with more copies.
+// streams alternate, so that disturbances affect all paths equally. A batch that would take too
+// long is left out, and so are those with more copies.
 func (c *calibration) measure(ctx context.Context) ([]*series, error) {
 	long := float64(max(leastPoint, c.o.Budget/longest))
 	all, err := c.first(ctx, long)

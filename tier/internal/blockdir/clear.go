@@ -44,8 +44,8 @@ type Blocks struct {
 }
 
 // Clear removes quarantined files and the files in foreign from directory d, whose path is root.
-// foreign are the findings about files that were not made by kvlane. A sound block stays, even in
-// quarantine, unless the file in its proper place is sound too. Requested files that stay are in
+// foreign are the findings about files that were not made by kvlane. An intact block stays, even in
+// quarantine, unless the file in its proper place is intact too. Requested files that stay are in
 // Left. If u names a file in neither list, Clear returns ErrInvalid and removes nothing.
 func Clear(ctx context.Context, d dirfs.Dir, root string, blocks Blocks, foreign []Finding, u Unwanted) (c Cleared, err error) {
 	quarantined, err := Quarantined(d)
@@ -108,7 +108,7 @@ func (r *remover) remove(name string) {
 	if err == nil && info.Regular() {
 		var key block.Key
 		var sound bool
-		if key, sound, err = r.soundImage(name, info); sound {
+		if key, sound, err = r.intactImage(name, info); sound {
 			switch {
 			case r.blocks.Place == nil:
 				r.keep(name, "an intact block of this directory: kept; remove it by hand")
@@ -160,20 +160,20 @@ func (r *remover) keepReason(name string, info dirfs.Info) (why string, err erro
 	return why, err
 }
 
-// inPlace reports whether the file with the proper name of a block is sound. It returns false if
+// inPlace reports whether the file with the proper name of a block is intact. It returns false if
 // the file cannot be examined.
 func (r *remover) inPlace(key block.Key) bool {
 	info, err := r.Stat(r.blocks.Place(key))
 	if err != nil || !info.Regular() {
 		return false
 	}
-	has, sound, err := r.soundImage(r.blocks.Place(key), info)
+	has, sound, err := r.intactImage(r.blocks.Place(key), info)
 	return err == nil && sound && has == key
 }
 
-// soundImage reports whether the file is a sound block of one of the formats, and returns the key
-// in its header. It ignores the name of the file.
-func (r *remover) soundImage(name string, info dirfs.Info) (key block.Key, sound bool, err error) {
+// intactImage reports whether the file is an intact block of one of the formats, and returns the
+// key in its header. It ignores the name of the file.
+func (r *remover) intactImage(name string, info dirfs.Info) (key block.Key, sound bool, err error) {
 	if !slices.ContainsFunc(r.blocks.Formats, func(f block.Format) bool { return f.Layout.ImageBytes() == info.Bytes }) {
 		return key, false, nil
 	}

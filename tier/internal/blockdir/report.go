@@ -89,7 +89,7 @@ type Report struct {
 	LiveSessions int   // processes that have the directory open
 	Quarantined  int   // quarantined files, which are not findings
 	Findings     []Finding
-	// Sums counts the sound blocks by checksum algorithm. A directory may have several algorithms.
+	// Sums counts the intact blocks by checksum algorithm. A directory may have several algorithms.
 	Sums map[block.SumAlgo]int64
 }
 
@@ -111,7 +111,7 @@ type Repaired struct {
 	Report          // after the repair, except for Findings, which are from before it
 	MarkerMade bool // the marker was derived from the headers, with a new directory id
 	SetAside   int  // damaged blocks moved to quarantine
-	Moved      int  // sound blocks moved to the folder of their key
+	Moved      int  // intact blocks moved to the folder of their key
 	SweptFiles int  // temporary files of ended processes
 	Unrepaired []Finding
 }

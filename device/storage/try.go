@@ -27,10 +27,14 @@ func Open(dev device.Device, o device.StorageOptions) (device.Storage, error) {
 	return opener.OpenStorage(o) // its errors name the operation
 }
 
+// TrialPrefix begins the names of the files of Try. A killed process may leave such a file. Tiers
+// take it for an unfinished marker of their directory, which they ignore.
+const TrialPrefix = "kvlane.json.tmp.direct-"
+
 // Try writes a page of dev's memory to a new file in dir, reads it back, and removes the file. It
 // returns the mode of the file. st is the storage of dev.
 func Try(ctx context.Context, dev device.Device, st device.Storage, dir string) (mode device.StorageMode, err error) {
-	f, err := os.CreateTemp(dir, ".kvlane-direct-*")
+	f, err := os.CreateTemp(dir, TrialPrefix+"*")
 	if err != nil {
 		return mode, fmt.Errorf("not tried: %w", err)
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/device/sim"
+	"github.com/kvlane/kvlane/device/storage"
 	"github.com/kvlane/kvlane/doctor"
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/fault"
@@ -24,6 +25,8 @@ import (
 	"github.com/kvlane/kvlane/stream"
 	streamcopy "github.com/kvlane/kvlane/stream/copy"
 	streamfile "github.com/kvlane/kvlane/stream/file"
+	"github.com/kvlane/kvlane/tier/file"
+	"github.com/kvlane/kvlane/tier/log"
 )
 
 // directConfig returns the configuration of an engine with blocks of whole leaves in file tiers.
@@ -320,6 +323,38 @@ func TestDirectStorageWithHostStreams(t *testing.T) {
 		const why = "host_streams is set, and auto does not use cuFile"
 		if st := e.Direct(); st.On != (direct != kvlane.DirectAuto) || !st.On && !strings.Contains(strings.Join(e.Notes(), "\n"), why) {
 			t.Errorf("%s: %+v; notes %q", direct, st, e.Notes())
+		}
+	}
+}
+
+// A process that was killed while it tried direct storage left a file for which later ones refused the directory.
+func TestDefectTrialOfDirectStorageIsForeign(t *testing.T) {
+	for _, pipeline := range []string{"file", "log"} {
+		cfg := directConfig(t, pipeline)
+		cfg.Store.Direct = kvlane.DirectRequire
+		dir := cfg.Store.LogDir
+		if pipeline == "file" {
+			dir = cfg.Store.Dirs[0]
+		}
+		must(t, os.MkdirAll(dir, 0o700))
+		must(t, os.WriteFile(filepath.Join(dir, storage.TrialPrefix+"1"), nil, 0o600))
+		for range 2 { // the second time the directory has blocks
+			e := openEngine(t, cfg)
+			replayExactly(t, e, cfg, 30, false)
+			must(t, e.Close(t.Context()))
+		}
+		var clean bool
+		if pipeline == "file" {
+			r, err := file.Verify(t.Context(), dir, nil)
+			must(t, err)
+			clean = r.Clean()
+		} else {
+			r, err := log.Verify(t.Context(), dir, nil)
+			must(t, err)
+			clean = r.Clean()
+		}
+		if !clean {
+			t.Errorf("%s: the directory is not clean", pipeline)
 		}
 	}
 }

@@ -113,6 +113,8 @@ var storageMutants = []mutant{
 		"direct.go", "	case c.Direct == DirectRequire:\n", "	case c.Direct == DirectRequire && !errors.Is(why, errdefs.ErrNoMemory):\n"),
 	defect("internal/acceptance", "TestDirectStorageWithHostStreams",
 		"direct.go", "	case c.HostStreams && c.Store.isDirectAuto():\n", "	case c.HostStreams && c.Store.Direct == DirectOff:\n"),
+	defect("internal/acceptance", "TestDefectTrialOfDirectStorageIsForeign",
+		"device/storage/try.go", `"kvlane.json.tmp.direct-"`, `".kvlane-direct-"`),
 	defect("internal/acceptance", "TestDoctorUsesTheWordsOfRequire",
 		"doctor/storage.go", "		return CuFileProbe{Err: err}\n", "		return CuFileProbe{Err: notSupported(\"missing\")}\n"),
 	defect("device/storage", "TestLookFindsWhatIsMissing",

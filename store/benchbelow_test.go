@@ -50,7 +50,7 @@ func BenchmarkLoadFromBelow(b *testing.B) {
 	for _, bb := range []struct {
 		name    string
 		wait    time.Duration
-		shards  int // of 8 KiB each
+		shards  int // number of shards, 8 KiB each
 		readers int
 		leased  bool
 	}{

@@ -73,8 +73,8 @@ type rig struct {
 	dev    *sim.Device
 	plan   *fault.Plan // faults of the device
 	ids    []block.Identity
-	id     block.Identity // of the first group
-	format block.Format   // of the first group
+	id     block.Identity // identity of the first group
+	format block.Format   // format of the first group
 	groups block.Formats
 	layers [][]int
 	host   *mem.Region // memory of the cache's slots

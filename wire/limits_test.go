@@ -21,7 +21,7 @@ func TestSlots(t *testing.T) {
 	busy, first, second := take(0), take(1), take(2)
 	busy.Busy()
 	second.Idle()
-	time.Sleep(wire.Grace) // slots compare this time
+	time.Sleep(wire.Grace) // a slot must be idle for Grace before another connection takes it
 	third := take(3)
 	fourth := take(4)
 	if third == nil || fourth == nil || !slices.Equal(ended, []int{1, 2}) {

@@ -116,7 +116,7 @@ func TestImportMemory(t *testing.T) {
 		r, err := a.ImportMemory(device.Handle{Type: by, Device: fakeUUID, FD: fakeFD, Bytes: fakeGrain})
 		must(t, err)
 		if !a.Reaches(r) {
-			t.Errorf("%s: not reached", by)
+			t.Errorf("%s: the peer cannot reach the memory", by)
 		}
 		must(t, b.EnablePeer(a)) // gives the peer access to existing memory
 		part, err := mem.NewRegion(mem.RegionSpec{

@@ -314,8 +314,8 @@ func TestLoadsWithParkedStreamsCUDA(t *testing.T) {
 	}
 }
 
-// Open creates the queues of all paths, so that no path allocates later. Each of the two streams of
-// the store has its own queue and one of the staged path.
+// Open creates the queues of all paths, so that no path allocates later. The store has two streams,
+// and each has a queue of its own and a second one for the staged path.
 func TestHostStreamsGetAllAhead(t *testing.T) {
 	before := leak.Live()["queues"]
 	c := testConfig(t)

@@ -256,7 +256,7 @@ func TestManagerRefuses(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var all []kvlane.Block // as many as a worker has slots; one of them is not in the manager's index
+	var all []kvlane.Block // one block for each slot of a worker; one block is not in the manager's index
 	for n := range 16 {
 		all = append(all, kvlane.Block{Hash: fmt.Sprint(n)})
 	}

@@ -15,7 +15,7 @@ var suites = map[string]string{
 	"rdma":   "rdmatest",
 }
 
-// noImplementations are packages in those folders that do not implement the interface.
+// noImplementations are packages below the folders of suites that do not implement the interface.
 var noImplementations = map[string]bool{
 	"device/signal": true, "device/storage": true, "rdma/channel": true, "rdma/rail": true, "rdma/registry": true,
 	"stream/hoststream": true, "stream/ordered": true, "stream/renew": true, "stream/softnic": true,

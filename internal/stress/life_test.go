@@ -46,7 +46,7 @@ type life struct {
 	*worker
 	rng     *rand.Rand
 	engine  *kvlane.Engine
-	plan    *fault.Plan // of the device
+	plan    *fault.Plan // faults of the device
 	files   *fault.Plan
 	counted [2]atomic.Int64 // injected faults that are already counted
 	path    stream.Path     // forced path; none: the planner chooses

@@ -36,7 +36,7 @@ type round struct {
 	*testing.T
 	setup
 	*shape
-	rng   *rand.Rand // of the test's own goroutine
+	rng   *rand.Rand // used only by the test's own goroutine
 	tally *tally
 	until time.Time
 	dead  context.Context // ends when a worker has reported a failure, so that all end

@@ -75,7 +75,7 @@ func TestFilesThatAreSlowerThanComputingAreRefused(t *testing.T) {
 func TestHitsInMemoryAreRefusedIfComputingIsFaster(t *testing.T) {
 	for _, c := range []struct {
 		what          string
-		elapsed, wait time.Duration // of a load of one block with 1,000 tokens
+		elapsed, wait time.Duration // times of a load of one block with 1,000 tokens
 		tokens        int64         // tokens that other requests compute meanwhile
 		worth         bool
 	}{

@@ -19,7 +19,7 @@ var (
 	durable = file.Config{Fsync: file.FsyncFile}
 )
 
-// Check that the simulated disk loses unsynced blocks. Otherwise the tests below could not fail.
+// Check that the simulated disk loses unsynced blocks. Otherwise the tests in this file could not fail.
 func TestPowerFailureLosesWhatWasNotPromised(t *testing.T) {
 	m := newMachine(t, false)
 	m.put(m.start(never), tiertest.Key(1))

@@ -11,11 +11,11 @@ import (
 	"github.com/kvlane/kvlane/stream/copy/plan"
 )
 
-// truth is a model of a path: a launch time, warps that copy their pieces one after another, and a
-// maximum rate of all together.
+// truth is a model of a path: a launch time, warps that each copy pieces one after another, and a
+// maximum total rate.
 type truth struct {
 	launch  float64 // ns
-	perCopy float64 // ns of throughput of a copy of any size
+	perCopy float64 // ns that each copy adds to the work of the warps, whatever its size
 	gbps    float64
 	warps   float64 // pieces that are copied concurrently; 0: a copy engine, which copies one at a time
 	wait    float64 // ns that a warp waits for each 2 KiB

@@ -164,7 +164,7 @@ func (g *group) fit(ctx context.Context) error {
 	for i, e := range g.entrants {
 		e.resize(probe)
 		least := time.Duration(math.MaxInt64)
-		// Probe twice, because the first run may load or start something.
+		// Probe twice, because the first run includes work such as loading kernels.
 		for range 2 {
 			if g.b.budget.Over() {
 				return ErrOverBudget

@@ -30,8 +30,8 @@ const (
 	Batch   = "batch"   // client of a block server, depth pieces per call
 )
 
-// spareBytes is memory of the server in addition to twice that of the images, which its size classes
-// need.
+// spareBytes is memory of the server for its size classes, in addition to twice the length of the
+// images.
 const spareBytes = 64 << 20
 
 // subject is a method of retrieving blocks that is measured.

@@ -75,7 +75,7 @@ func (p Place) String() string {
 	return fmt.Sprintf("%s %s, %s, blocks of %s", p.From, p.Work, p.Order, bench.BytesText(p.Size))
 }
 
-// Point is the result of one contender at one place. Times are of batches.
+// Point is the result of one contender at one place. Times are durations of batches.
 type Point struct {
 	Place
 	Name   string `json:"name"`
@@ -165,7 +165,7 @@ func (r *Report) add(at Place, entrants []*entrant, blocks int) {
 // Best reports whether the point is the best raw access at its place.
 func (p *Point) Best() bool { return p.Raw && p.Name == p.RawName }
 
-// WriteText writes the report as text. Of the raw points it contains only the best ones.
+// WriteText writes the report as text. It omits raw points except the best one of each place.
 func (r *Report) WriteText(w io.Writer) error {
 	p := present.NewPage(present.ScreenOf(w))
 	h := bench.Head{Incomplete: r.Incomplete, Missing: slices.Clone(r.Missing)}

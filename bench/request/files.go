@@ -31,8 +31,8 @@ func (g *group) fileLane(p Place) []*lane {
 	return []*lane{l}
 }
 
-// findFiles returns the shards of the lane's blocks in the files of a file tier. In a log they are
-// as many bytes of its segments.
+// findFiles returns the ranges of files that have the shards of the lane's blocks. For a log it
+// returns ranges of the segments with the same number of bytes.
 func (l *lane) findFiles() (parts []filePart, err error) {
 	r := l.rig
 	var segments []filePart

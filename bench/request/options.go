@@ -63,7 +63,7 @@ func (b By) promotion() kvlane.Promotion {
 	return kvlane.PromoteSecond
 }
 
-// Form is the form of a request.
+// Form is the form of a load: whole or layer by layer.
 type Form string
 
 // The forms of requests.

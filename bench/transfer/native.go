@@ -280,7 +280,8 @@ func (n *Native) Local() Memory {
 	return n.local()
 }
 
-// Submit implements Driver. Blocks of equal length at multiples of it are submitted as pages.
+// Submit implements Driver. It submits pages if all blocks have the same length and their offsets
+// are multiples of it.
 func (n *Native) Submit(ctx context.Context, op Op, blocks []Block) (Pending, error) {
 	how := transfer.Read
 	if op == Write {

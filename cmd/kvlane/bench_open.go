@@ -47,7 +47,7 @@ func (f *benchFlags) newPlanner(p plan.Profile, source string) (*plan.Planner, e
 }
 
 // opener returns a function that opens the streams to measure. Streams that choose their paths
-// share one planner, so that it learns from all of them.
+// share one planner, so that its predictions use the times of all of them.
 func (f *benchFlags) opener(dev device.Device, planner *plan.Planner, nics *benchNICs) bench.Opener {
 	return func(c bench.Contender) (stream.Stream, error) {
 		if c.NIC() {

@@ -65,7 +65,7 @@ Tenants do not see each other's blocks.`,
 	return cmd
 }
 
-// run serves until the command's context ends. An interruption is the normal end.
+// run serves until the command's context ends. An interruption is not an error.
 func (f *blockdFlags) run(cmd *cobra.Command) (err error) {
 	ctx := cmd.Context()
 	m := metricsOf(ctx)
@@ -113,7 +113,7 @@ func (f *blockdFlags) run(cmd *cobra.Command) (err error) {
 	return out.close("%d requests of %d connections, %d refused, %d denied\n", t.Requests, t.Accepted, t.Refused, t.Denied)
 }
 
-// closeWithin calls end with a context for the end of a command.
+// closeWithin calls end with a context that is limited by closeTimeout.
 func closeWithin(ctx context.Context, end func(context.Context) error) error {
 	ctx, cancel := closing(ctx, closeTimeout, interruptGrace)
 	defer cancel()

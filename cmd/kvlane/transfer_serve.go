@@ -61,7 +61,7 @@ or in place, and peers that have RDMA NICs use them, if this machine has some to
 	return cmd
 }
 
-// serve serves a segment until the command's context ends. An interruption is the normal end.
+// serve serves a segment until the command's context ends. An interruption is not an error.
 func (f *serveFlags) serve(cmd *cobra.Command) (err error) {
 	if f.name == "" {
 		return usagef("--name is required")

@@ -27,7 +27,7 @@ type Tier struct {
 	Shared bool
 	// Settings are the settings of the tier. Except those of the cache, they require the tier. The
 	// first one is its place: directories or servers. A store without a pipeline uses the tiers
-	// whose place is given. Keys are keys of fields of kvlane.StoreConfig.
+	// whose place is set. Keys are keys of fields of kvlane.StoreConfig.
 	Settings []Setting
 	// New returns an empty configuration of a durable tier. Tier.Config sets its fields that have a
 	// tag with a key. New is nil for the cache, which is not durable: devices copy to and from its

@@ -46,9 +46,9 @@ type rigOptions struct {
 	geometry block.Geometry
 	slots    int64 // number of slots of the cache
 	sim      sim.Options
-	dir      string // of the file tier; empty: no file tier
+	dir      string // directory of the file tier; empty: no file tier
 	fs       dirfs.FS
-	logDir   string                            // of the log tier below it; empty: no log tier
+	logDir   string                            // directory of the log tier below it; empty: no log tier
 	device   func(device.Device) device.Device // wraps the device
 	streams  streamcopy.Options
 }

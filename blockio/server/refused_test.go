@@ -117,7 +117,7 @@ func TestGuessesAreRefusedAndCounted(t *testing.T) {
 		{blockio.Request{Op: blockio.OpRetrieve, Entries: piece(blockio.Entry{Key: key(1), Identity: id, Length: 8, EndShard: 9})}, blockio.StatusInvalid, 1},
 		{blockio.Request{Op: blockio.OpDelete, Keys: []blockio.KeyEntry{{Key: key(1), Identity: id + 100}}}, blockio.StatusMismatch, 1},
 		{blockio.Request{Op: blockio.OpDelete, Keys: []blockio.KeyEntry{{Key: key(1), Identity: id}}}, blockio.StatusLeased, 1},
-		{blockio.Request{Op: blockio.OpRelease, IDs: []uint64{1}}, blockio.StatusNotFound, 0}, // of the other connection
+		{blockio.Request{Op: blockio.OpRelease, IDs: []uint64{1}}, blockio.StatusNotFound, 0}, // a lease of the other connection
 		{blockio.Request{Op: blockio.OpRenew, LeaseMillis: 1, IDs: []uint64{1}}, blockio.StatusNotFound, 0},
 	} {
 		before := r.Server.Stats().FailedEntries

@@ -22,7 +22,7 @@ func TestPeakMemoryIsBoundedByTheOptions(t *testing.T) {
 		cache    = 16 * mib
 		pages    = 512
 		pageSize = 16 << 10  // 2 layers of keys and values, 4 KiB each
-		staging  = 2 * cache // of the load and dump streams, in device memory
+		staging  = 2 * cache // device memory for staging of the load and dump streams
 		constant = 96 * mib  // the program, garbage on Go's heap, descriptor rings, and scratch memory for the longest request
 	)
 	bin := command(t)

@@ -46,7 +46,7 @@ var fileMutants = []mutant{
 		"tier/log/checkpoint.go", "	t.order.Lock()\n", "	if err := t.syncAll(context.WithoutCancel(t.ctx)); err != nil {\n		return err\n	}\n	t.order.Lock()\n",
 		"tier/log/checkpoint.go", " && g.synced.Load() < c.end {", " && g.synced.Load() < 0 {"),
 	defect("tier/log", "TestCollectAfterManyAppended",
-		"tier/log/write.go", "	for _, a := range t.appenders { // as many as there are\n", "	for _, a := range t.appenders[:1] {\n"),
+		"tier/log/write.go", "	for _, a := range t.appenders { // wait for each, and keep all until the end\n", "	for _, a := range t.appenders[:1] {\n"),
 	// File tier.
 	defect("tier/file", "TestDefectNewerImageIsSetAside",
 		"tier/file/get.go", " && !errors.Is(err, block.ErrVersion) {", " {"),

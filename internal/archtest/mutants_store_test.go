@@ -138,7 +138,7 @@ var storeMutants = []mutant{
 	defect("store", "TestDefectPublishedWhenLastIndexShardLands",
 		"store/dump/layers.go", "	for k := 0; k < t.p.Map.NumLayers() && g.Err == nil; {\n", "	for k := 0; k < t.p.Map.NumLayers() && g.Err == nil; {\n		if n := len(t.submissions); n > 0 && t.submissions[n-1].shard == t.p.Map.NumLayers()-1 {\n			break\n		}\n"),
 	defect("store", "TestDefectLoadRefusesALeaseOfOtherKeys",
-		"store/index/lease.go", "if i := l.lacks(keys); i >= 0 {", "if i := l.lacks(keys); i < -1 {"),
+		"store/index/lease.go", "if i := l.firstUnpinned(keys); i >= 0 {", "if i := l.firstUnpinned(keys); i < -1 {"),
 	// Page groups.
 	defect("block", "TestDefectKeyOfAnotherGroupVerifies",
 		"block/formats.go", "		copy(key[KeyBytes-tagBytes:], tag[:])\n", "		_ = tag\n"),

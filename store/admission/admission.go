@@ -27,13 +27,13 @@ const (
 )
 
 const (
-	enough     = 3   // number of samples after which a time is known
-	weight     = 0.4 // weight of the latest sample
-	fewTokens  = 256 // the duration of a step of fewer tokens is about its fixed time
-	leastShare = 0.1 // smallest share of a step's time that counts for its tokens
-	delays     = 9   // number of samples in a median of delays
-	probeAfter = time.Second
-	probeShare = 10 // smallest interval between probes, divided by the duration of the last
+	minSamples    = 3   // number of samples after which a time is known
+	weight        = 0.4 // weight of the latest sample
+	fewTokens     = 256 // the duration of a step of fewer tokens is about its fixed time
+	minTokenShare = 0.1 // smallest share of a step's time that counts for its tokens
+	medianSamples = 9   // number of samples in a median of delays
+	probeAfter    = time.Second
+	probeShare    = 10 // smallest interval between probes, divided by the duration of the last
 )
 
 // Model compares measured times of loading and computing. All methods are safe for concurrent use.
@@ -81,7 +81,7 @@ func (m *mean) add(v float64) {
 	m.n++
 }
 
-func (m *mean) known() bool { return m.n >= enough }
+func (m *mean) known() bool { return m.n >= minSamples }
 
 // value returns the mean, or zero if there are too few samples.
 func (m *mean) value() float64 {
@@ -101,20 +101,20 @@ func (m *mean) rate() float64 {
 // median is the median of the latest samples. It ignores single extreme samples, including zeros.
 type median struct {
 	n       int
-	samples [delays]float64
+	samples [medianSamples]float64
 }
 
 func (m *median) add(v float64) {
-	m.samples[m.n%delays] = v
+	m.samples[m.n%medianSamples] = v
 	m.n++
 }
 
 // value returns the median, or zero if there are too few samples.
 func (m *median) value() float64 {
-	if m.n < enough {
+	if m.n < minSamples {
 		return 0
 	}
-	sorted := slices.Clone(m.samples[:min(m.n, delays)])
+	sorted := slices.Clone(m.samples[:min(m.n, medianSamples)])
 	slices.Sort(sorted)
 	return sorted[len(sorted)/2]
 }
@@ -154,7 +154,7 @@ func (m *Model) Computed(tokens int64, took time.Duration) {
 		m.step.add(all)
 		return
 	}
-	m.token.add(max(all-m.step.value(), leastShare*all) / float64(tokens))
+	m.token.add(max(all-m.step.value(), minTokenShare*all) / float64(tokens))
 }
 
 // Prefix describes the blocks of a prefix.

@@ -155,7 +155,7 @@ func (l *Lease) Begin(x *Index, keys []block.Key) error {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if i := l.lacks(keys); i >= 0 {
+	if i := l.firstUnpinned(keys); i >= 0 {
 		return fmt.Errorf("ref %d (block %s) is not one of the %d blocks of the lease; load it without the lease, or lease its prefix: %w",
 			i, keys[i], len(l.keys), errdefs.ErrInvalid)
 	}
@@ -179,9 +179,9 @@ func (n releasedError) Error() string {
 
 func (releasedError) Unwrap() error { return errdefs.ErrExpired }
 
-// lacks returns the index of the first key that is not pinned, or -1. It is fastest if keys are in
+// firstUnpinned returns the index of the first key that is not pinned, or -1. It is fastest if keys are in
 // the order of the lease.
-func (l *Lease) lacks(keys []block.Key) int {
+func (l *Lease) firstUnpinned(keys []block.Key) int {
 	next := 0
 	for i := range keys {
 		if next < len(l.keys) && l.keys[next] == keys[i] {

@@ -100,7 +100,7 @@ func (c *cutter) nextStaged(b *batch, chunk mem.Extent) *part {
 	// most is the number of pieces in the chunk if all are scattered.
 	most := min(int(chunk.Len/alignUp(min(first.mem.Len, chunk.Len))), len(c.pieces))
 	q.transfers, q.list.Dst, q.list.Src = make([]transfer, 0, most), make([]mem.Extent, 0, most), make([]mem.Extent, 0, most)
-	for at := int64(0); at < chunk.Len && !c.empty() && !c.straight() && c.pieces[0].with(&first); {
+	for at := int64(0); at < chunk.Len && !c.empty() && !c.straight() && c.pieces[0].sharesPart(&first); {
 		at += c.fill(q, chunk.Sub(at, chunk.Len-at))
 	}
 	return q
@@ -118,7 +118,7 @@ func (c *cutter) fill(q *part, space mem.Extent) int64 {
 		p := &c.pieces[0]
 		off := p.off + c.cut
 		// A read may include a gap before the next piece, up to the next page boundary.
-		if p.file != first.file || !p.with(&first) || off >= limit || off != end && (q.write || off > alignUp(end) || off < start) {
+		if p.file != first.file || !p.sharesPart(&first) || off >= limit || off != end && (q.write || off > alignUp(end) || off < start) {
 			break
 		}
 		n := min(p.end()-off, limit-off)

@@ -26,8 +26,8 @@ type piece struct {
 func (p *piece) end() int64   { return p.off + p.mem.Len }
 func (p *piece) device() bool { return p.mem.Region.CPU() == 0 }
 
-// with reports whether two pieces may be in one part.
-func (p *piece) with(o *piece) bool { return p.write == o.write && p.device() == o.device() }
+// sharesPart reports whether two pieces may be in one part.
+func (p *piece) sharesPart(o *piece) bool { return p.write == o.write && p.device() == o.device() }
 
 // survey returns the batch's copies sorted by direction, file and offset, with adjacent copies
 // merged. It returns ErrInvalid if a copy does not have a file on exactly one side, or if the
@@ -164,7 +164,7 @@ func (s *Stream) placeFile(pieces []piece) {
 	buffered, cached := false, s.warm.hot.Load() && s.triesCache(pieces[0].file, pieces[0].write)
 	for i := 0; i < len(pieces); {
 		j, end := i+1, pieces[i].end() // the run of adjacent pieces
-		for j < len(pieces) && pieces[j].off <= end && pieces[j].with(&pieces[i]) {
+		for j < len(pieces) && pieces[j].off <= end && pieces[j].sharesPart(&pieces[i]) {
 			end = max(end, pieces[j].end())
 			j++
 		}

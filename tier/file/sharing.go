@@ -119,10 +119,10 @@ func (a *area) total() int64 {
 	return peaks + min(a.space.demand(), math.MaxInt64-peaks)
 }
 
-// neighbourPeaks returns the bytes of the other folders, by their peaks. An owner at its bound
-// evicts its own blocks before it renews its record, so that its bytes alone do not show that it
-// needs more. All peaks together count for at most a sixteenth of the bound above the bytes,
-// because a peak may be older than the owner's share, and a record may be wrong.
+// neighbourPeaks returns the sum of the peaks of the other folders. An owner at its bound evicts
+// blocks before it renews its record, so that only the peak shows that it needs more space. The sum
+// exceeds the current bytes by about a sixteenth of the bound at most, because a peak may be older
+// than the owner's share, and a record may be wrong.
 func (a *area) neighbourPeaks() (sum int64) {
 	more := max(a.space.unit, a.bound/16/int64(len(a.neighbours)+1))
 	for _, n := range a.neighbours {

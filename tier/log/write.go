@@ -344,7 +344,7 @@ func (t *Tier) sealAll() error {
 	t.sealLock <- struct{}{}
 	defer func() { <-t.sealLock }()
 	var errs []error
-	for _, a := range t.appenders { // as many as there are
+	for _, a := range t.appenders { // wait for each, and keep all until the end
 		a = <-a.pool
 		defer a.release()
 		errs = append(errs, a.seal())

@@ -81,9 +81,10 @@ func between(t []float64, frac float64) float64 { return t[0] + frac*(t[1]-t[0])
 // row returns the times of size i by count.
 func (m *Model) row(i, counts int) []float64 { return m.Times[i*counts : (i+1)*counts] }
 
-// The host's runs count as rows if a row has at least leastRows runs on average. Each run then
-// takes a copy engine at least rowNanos, however short it is (H100: 8 KiB at 41 to 44 GB/s). The
-// additional time during concurrent computation is learned.
+// The model counts rows of runs on the host instead of runs if a row has at least leastRows runs on
+// average. A copy engine then needs at least rowNanos for each run, even a short one (H100: 8 KiB
+// at 41 to 44 GB/s). The constants do not include the effect of concurrent computation, which the
+// planner's corrections include.
 const (
 	leastRows = 16
 	rowNanos  = 190

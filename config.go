@@ -153,9 +153,9 @@ func (s *StreamConfig) rowBytes() int64 {
 // StoreConfig configures the store and its tiers.
 type StoreConfig struct {
 	// Pipeline names the tiers from fast to slow, as "cache|file": see docs/tiers.md. Default:
-	// "cache", followed by "file" if Dirs is not empty and by "log" if LogDir is not empty. A dump
-	// writes a block to each tier below the cache. A load reads it from the first tier that has it,
-	// and fills only the cache. Without the cache, blocks pass through pinned memory that does not
+	// "cache", followed by "file" if Dirs is not empty, by "log" if LogDir is not empty and by
+	// "remote" if Remote is not empty. A dump writes a block to each tier below the cache. A load
+	// reads it from the first tier that has it, and fills only the cache. Without the cache, blocks pass through pinned memory that does not
 	// keep them, and every load reads a lower tier.
 	Pipeline string `config:"pipeline"`
 	// CacheBytes is the pinned host memory of the cache tier, at least two blocks and at most
@@ -189,6 +189,19 @@ type StoreConfig struct {
 	// LogFsync defines when the log tier's writes reach stable storage. The default,
 	// log.FsyncInterval, delays it by about a tenth of a second.
 	LogFsync log.FsyncPolicy `config:"log_fsync"`
+	// Remote are the block servers of the remote tier, HOST:PORT[=WEIGHT],.... All clients of the
+	// servers need the same list.
+	Remote string `config:"remote"`
+	// RemoteTimeout bounds each request to a block server, which is then a miss. Zero is the tier's
+	// default, one second.
+	RemoteTimeout time.Duration `config:"remote_timeout_ms"`
+	// RemoteCA enables TLS to the block servers. It is a file with the certificates of their
+	// authorities. RemoteCert and RemoteKey are files with the client's certificate and private
+	// key, and RemoteToken one with its token.
+	RemoteCA    string `config:"remote_ca"`
+	RemoteCert  string `config:"remote_cert"`
+	RemoteKey   string `config:"remote_key"`
+	RemoteToken string `config:"remote_token"`
 	// Direct selects whether blocks are copied between files and the device without pinned memory.
 	// Empty: DirectAuto.
 	Direct Direct `config:"direct"`

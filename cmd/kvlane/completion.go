@@ -35,6 +35,7 @@ var offers = map[string]cobra.CompletionFunc{
 	"without":                 names(stream.Paths(stream.MovedByDevice), stream.Path.String),
 	"paths":                   values(contenderNames()...),
 	"pipeline":                values(pipelines()...),
+	"bench store pipeline":    values(slices.DeleteFunc(pipelines(), inServers)...),
 	"nic":                     completeNICs,
 	"require":                 values(abilityNames()...),
 	"directions":              values(string(bench.ToDevice), string(bench.ToHost), string(bench.Both)),
@@ -180,6 +181,13 @@ func completeSecondFile(_ *cobra.Command, args []string, _ string) ([]cobra.Comp
 		return nil, cobra.ShellCompDirectiveDefault
 	}
 	return nil, cobra.ShellCompDirectiveNoFileComp
+}
+
+// inServers reports whether a pipeline has a tier without directories, which bench store cannot
+// fill.
+func inServers(pipeline string) bool {
+	t := settings.TierByName(pipeline[strings.LastIndexByte(pipeline, '|')+1:])
+	return t.New != nil && !t.Place().IsDir()
 }
 
 // pipelines returns the pipelines of one tier, and of a tier below a cache.

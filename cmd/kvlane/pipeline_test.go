@@ -28,6 +28,10 @@ func TestReplayHitsTheSameThroughEveryPipeline(t *testing.T) {
 		{"--pipeline", "cache|file|log", "--cache-bytes", "1MiB"},
 		{"--pipeline", "cache|log|file", "--cache-bytes", "1MiB", "--kv-heads", "2", "--layerwise"},
 		{"--pipeline", "file|log"},
+		{"--pipeline", "cache|remote", "--cache-bytes", "1MiB"},
+		{"--pipeline", "cache|remote", "--cache-bytes", "1MiB", "--kv-heads", "2", "--layerwise"},
+		{"--pipeline", "cache|file|remote", "--cache-bytes", "1MiB"},
+		{"--pipeline", "remote"},
 	} {
 		pipeline := args[1]
 		args = append([]string{"replay", conversation, "--device", "sim", "--json", "--log-level", "error", "--limit", limit}, args...)
@@ -35,6 +39,10 @@ func TestReplayHitsTheSameThroughEveryPipeline(t *testing.T) {
 			if strings.Contains(pipeline, tier) {
 				args = append(args, "--"+tier+"-dir", t.TempDir())
 			}
+		}
+		if strings.Contains(pipeline, "remote") {
+			one, two := newRemoteServer(t), newRemoteServer(t)
+			args = append(args, "--remote", one.addr+"=2,"+two.addr)
 		}
 		code, stdout, stderr := execute(t, args...)
 		var r replay.Report
@@ -81,6 +89,9 @@ func TestPipelineThatCannotBeIsRefused(t *testing.T) {
 		"dirs is not given":       {"--pipeline", "file"},
 		"has a log tier, but":     {"--pipeline", "cache|log"},
 		"has no file tier":        {"--pipeline", "cache", "--file-dir", t.TempDir()},
+		"has a remote tier, but":  {"--pipeline", "cache|remote"},
+		"has no remote tier":      {"--pipeline", "cache", "--remote", "127.0.0.1:1"},
+		"is not HOST:PORT":        {"--remote", "nowhere"},
 		"has no log tier":         {"--pipeline", "cache", "--log-dir", t.TempDir()},
 		"known tiers":             {"--pipeline", "tape"},
 		"must be the first":       {"--pipeline", "file|cache", "--file-dir", t.TempDir()},

@@ -134,7 +134,7 @@ var mayImport = map[string]string{
 	"internal/mounts":       "",
 	"internal/present":      "",
 	"internal/strictjson":   "",
-	"internal/settings":     anyPlain + " store stream/copy/plan tier/cache tier/file tier/log internal/dirfs internal/present internal/strictjson internal/ctxio",
+	"internal/settings":     anyPlain + " store stream/copy/plan tier/cache tier/file tier/log tier/remote internal/dirfs internal/present internal/strictjson internal/ctxio",
 	"internal/ctxio":        "errdefs",
 	"internal/published":    "", // except for its tests
 	"internal/testkit":      "internal/leak internal/fault",

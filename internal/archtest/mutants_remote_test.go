@@ -9,7 +9,7 @@ var remoteMutants = []mutant{
 	defect("tier/remote", "TestServersFailAndComeBack",
 		"tier/remote/server.go", "context.WithTimeout(ctx, timeout)", "context.WithTimeout(ctx, 300*timeout)"),
 	defect("tier/remote", "TestServersFailAndComeBack",
-		"tier/remote/tier.go", "	case errors.Is(err, errDown), errors.Is(err, errdefs.ErrBusy):\n", "	case errors.Is(err, errdefs.ErrBusy):\n"),
+		"tier/remote/tier.go", "	case errors.Is(err, tier.ErrUnavailable), errors.Is(err, errdefs.ErrBusy):\n", "	case errors.Is(err, errdefs.ErrBusy):\n"),
 	defect("tier/remote", "TestPlacementFollowsWeights",
 		"tier/remote/placement.go", "-math.Log(u) / s.weight", "-math.Log(u)"),
 	defect("tier/remote", "TestPlacementMovesLittle",

@@ -29,7 +29,7 @@ import (
 func TestEveryTierOpens(t *testing.T) {
 	ctx := t.Context()
 	for _, row := range settings.DurableTiers() {
-		value := any([]string{"127.0.0.1:1"})
+		value := any("127.0.0.1:1")
 		if row.Place().IsDir() {
 			value = filepath.Join(t.TempDir(), row.Name)
 		}

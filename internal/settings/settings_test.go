@@ -40,6 +40,12 @@ type config struct {
 		LogDir     string           `config:"log_dir"`
 		LogBytes   int64            `config:"log_bytes"`
 		LogFsync   string           `config:"log_fsync"`
+		Remote     string           `config:"remote"`
+		RemoteMS   int              `config:"remote_timeout_ms"`
+		RemoteCA   string           `config:"remote_ca"`
+		RemoteCert string           `config:"remote_cert"`
+		RemoteKey  string           `config:"remote_key"`
+		RemoteTok  string           `config:"remote_token"`
 		Direct     string           `config:"direct"`
 	} `config:"store"`
 	RDMA struct {

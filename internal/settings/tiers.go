@@ -14,6 +14,7 @@ import (
 	"github.com/kvlane/kvlane/tier/cache"
 	"github.com/kvlane/kvlane/tier/file"
 	"github.com/kvlane/kvlane/tier/log"
+	"github.com/kvlane/kvlane/tier/remote"
 )
 
 // Tier is a row of Tiers.
@@ -85,6 +86,18 @@ var Tiers = []Tier{
 			return &log.Config{Formats: b.Formats, Identities: b.Identities, FS: b.FS, Direct: b.Direct}
 		},
 	},
+	{
+		Name: remote.Name, Doc: "block servers", Page: "tiers.md",
+		Settings: []Setting{
+			{Key: "store.remote", Name: "remote", Doc: "block servers, `HOST:PORT[=WEIGHT],...`; all clients of the servers need the same list", Default: "none", Flag: none},
+			{Key: "store.remote_timeout_ms", Name: "remote-timeout-ms", Kind: Int, Doc: "time of a request to a block server, after which it is a miss", Default: "1000", Flag: "0"},
+			{Key: "store.remote_ca", Name: "remote-ca", Doc: "file with the certificates of the authorities of block servers, in PEM; enables TLS", Default: "plain TCP", Flag: none},
+			{Key: "store.remote_cert", Name: "remote-cert", Doc: "file with the client's certificate for block servers, in PEM", Default: "none", Flag: none},
+			{Key: "store.remote_key", Name: "remote-key", Doc: "file with the private key of `remote_cert`", Default: "none", Flag: none},
+			{Key: "store.remote_token", Name: "remote-token", Doc: "file with the client's token for block servers", Default: "none", Flag: none},
+		},
+		New: func(b TierBlocks) TierConfig { return &remote.Config{Formats: b.Formats} },
+	},
 }
 
 // DurableTiers returns all tiers except the cache.
@@ -142,8 +155,12 @@ func (s *Setting) of(store any) reflect.Value {
 	return field(store, strings.TrimPrefix(s.Key, "store."))
 }
 
-// SetDir sets the directory of a tier in store, a pointer to a kvlane.StoreConfig.
+// SetDir sets the directory of a tier in store, a pointer to a kvlane.StoreConfig. A tier without
+// directories does not change.
 func (t *Tier) SetDir(store any, dir string) {
+	if !t.Place().IsDir() {
+		return
+	}
 	v := any(dir)
 	if t.Place().Kind == Dirs {
 		v = []string{dir}

@@ -45,6 +45,7 @@ type Index struct {
 	closing chan struct{}
 	close   sync.Once
 	order   *tier.Order        // shared with the tiers
+	anchors *tier.Anchors      // shared with the tiers; nil if none is tier.Placed
 	below   []tier.OrderedTier // of all tiers but the first
 
 	leases, cut, missed, fallbacks atomic.Int64
@@ -114,12 +115,13 @@ type janitor struct {
 	expired int64
 }
 
-// Use records the order of blocks for the tiers (tier.OrderedTier), and reports the use of blocks
+// Use records the order and runs of blocks for the tiers (tier.OrderedTier, tier.Placed), and reports the use of blocks
 // to the tiers below the first. keys are consecutive blocks of a prompt. before is the key of the
 // block before the first, or zero if there is none or it is unknown. Call Use before the blocks are
 // read or written.
 func (x *Index) Use(before block.Key, keys []block.Key) {
 	x.note(before, keys, 0)
+	x.anchors.Follow(before, keys)
 	x.used(before, keys)
 }
 

@@ -55,6 +55,7 @@ func (x *Index) LeasePrefix(ctx context.Context, keys []block.Key, ttl time.Dura
 // rely on that order too.
 func (l *Lease) pin(ctx context.Context) {
 	tiers := l.x.c.Tiers
+	l.x.anchors.Prompt(l.keys)
 	// short: the first tier has the next key, but leases may hold no more slots.
 	at, short := 0, false
 	noted := false
@@ -65,7 +66,7 @@ func (l *Lease) pin(ctx context.Context) {
 			noted = true
 		}
 		if ti > 0 && !short {
-			ask = ask[:l.x.lacking(ctx, tiers[:ti], ask)]
+			ask = ask[:l.x.lacking(ctx, tiers[:ti], ask, lookAheadOf(tiers[ti]))]
 		}
 		n, err := tiers[ti].Retain(ctx, ask)
 		if n > 0 {
@@ -94,14 +95,24 @@ func (l *Lease) pin(ctx context.Context) {
 	l.x.used(block.Key{}, l.keys)
 }
 
-// lookAhead is the number of keys that are looked up in the tiers above before a lower tier retains
-// a run of keys.
-const lookAhead = 128
+// These are the numbers of keys that are looked up in the tiers above before a lower tier retains
+// a run of keys. A tier.Placed gets longer runs, because it asks a server for each.
+const (
+	lookAhead       = 128
+	placedLookAhead = 2048
+)
 
-// lacking returns the number of keys, from the first, that none of the tiers above has. It is at
-// least one, because these tiers have already refused the first key.
-func (x *Index) lacking(ctx context.Context, above []tier.Tier, keys []block.Key) int {
-	n := min(len(keys), lookAhead)
+func lookAheadOf(t tier.Tier) int {
+	if _, ok := t.(tier.Placed); ok {
+		return placedLookAhead
+	}
+	return lookAhead
+}
+
+// lacking returns the number of keys, from the first and up to most, that none of the tiers above
+// has. It is at least one, because these tiers have already refused the first key.
+func (x *Index) lacking(ctx context.Context, above []tier.Tier, keys []block.Key, most int) int {
+	n := min(len(keys), most)
 	states := make([]tier.State, n)
 	for _, t := range above {
 		if err := t.Lookup(ctx, keys[:n], states[:n]); err != nil {

@@ -26,6 +26,7 @@ func (x *Index) Lookup(ctx context.Context, keys []block.Key) ([]Hit, error) {
 	if err := block.CheckKeys(keys); err != nil {
 		return nil, fmt.Errorf("look up %d blocks: %w", len(keys), err)
 	}
+	x.anchors.Follow(block.Key{}, keys)
 	hits := make([]Hit, len(keys))
 	ask := append(make([]block.Key, 0, len(keys)), keys...)
 	at := make([]int, len(keys)) // ask[j] is keys[at[j]]

@@ -24,6 +24,12 @@ func Open(c Config) (*Index, error) {
 	}
 	x := &Index{c: c, janitor: newJanitor(c.Clock), closing: make(chan struct{}), order: tier.NewOrder(tier.OrderKeys)}
 	for i, t := range c.Tiers {
+		if placed, ok := t.(tier.Placed); ok {
+			if x.anchors == nil {
+				x.anchors = tier.NewAnchors(tier.OrderKeys)
+			}
+			placed.SetAnchors(x.anchors)
+		}
 		ordered, ok := t.(tier.OrderedTier)
 		if !ok {
 			continue

@@ -86,7 +86,8 @@ type LeftOut struct {
 }
 
 // Write stores blocks in every durable tier, and releases their slots. A tier that fails is left
-// out: a block is durable if another tier has it, and fails otherwise.
+// out: a block is durable if another tier has it, and fails otherwise. A block does not fail
+// because of tier.ErrUnavailable.
 func (w *Writer) Write(blocks []Block) {
 	for n := range w.Pipeline.Durable {
 		w.writeTier(n, blocks)
@@ -177,7 +178,9 @@ func (w *Writer) handleResult(b *Block, n int, err error) {
 	}
 	p := w.Pipeline
 	t := p.Durable[n]
-	b.errs = append(b.errs, fmt.Errorf("tier %s: %w", t.Name(), err))
+	if !errors.Is(err, tier.ErrUnavailable) || b.Task.Context().Err() != nil {
+		b.errs = append(b.errs, fmt.Errorf("tier %s: %w", t.Name(), err))
+	}
 	if b.Task.Context().Err() != nil {
 		return // the dump is canceled
 	}

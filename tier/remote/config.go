@@ -45,7 +45,7 @@ type Config struct {
 	Formats block.Formats
 	// Timeout bounds each request to a server. An operation ends at most 200 ms later. Default
 	// DefaultTimeout.
-	Timeout time.Duration
+	Timeout time.Duration `config:"remote_timeout_ms"`
 	// Writes bounds the number of Puts in progress. Put returns ErrBusy beyond it. Default
 	// DefaultWrites.
 	Writes int

@@ -11,10 +11,8 @@ import (
 	"github.com/kvlane/kvlane/blockio"
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/breaker"
+	"github.com/kvlane/kvlane/tier"
 )
-
-// errDown is the error of a request to a server that is slow or gone.
-var errDown = errors.New("the block server is not available")
 
 // server is a block server with its connection.
 type server struct {
@@ -56,11 +54,11 @@ func (s *server) stats() ServerStats {
 }
 
 // call makes a request that ends within timeout. It returns the error of the request, an error that
-// wraps errDown if the server is slow or gone, or the cause of ctx.
+// wraps tier.ErrUnavailable if the server is slow or gone, or the cause of ctx.
 func (s *server) call(ctx context.Context, timeout time.Duration, request func(ctx context.Context) error) error {
 	permit, err := s.breaker.Allow()
 	if err != nil {
-		return fmt.Errorf("%w: %s: %v", errDown, s.address, err) //nolint:errorlint // its class is errDown
+		return fmt.Errorf("%w: %s: %v", tier.ErrUnavailable, s.address, err) //nolint:errorlint // its class is tier.ErrUnavailable
 	}
 	within, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
@@ -80,7 +78,7 @@ func (s *server) call(ctx context.Context, timeout time.Duration, request func(c
 	}
 	permit.Fail(err)
 	s.note(err)
-	return fmt.Errorf("%w: %s: %v", errDown, s.address, err) //nolint:errorlint // its class is errDown
+	return fmt.Errorf("%w: %s: %v", tier.ErrUnavailable, s.address, err) //nolint:errorlint // its class is tier.ErrUnavailable
 }
 
 func (s *server) note(err error) {

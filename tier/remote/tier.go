@@ -105,7 +105,7 @@ func (t *Tier) each(groups []*group, f func(i int, g *group)) {
 
 // failed counts a request to a server that is slow or gone.
 func (t *Tier) failed(err error) {
-	if errors.Is(err, errDown) {
+	if errors.Is(err, tier.ErrUnavailable) {
 		t.unavailable.Add(1)
 	}
 }
@@ -192,7 +192,7 @@ func (t *Tier) get(ctx context.Context, key block.Key, dst mem.Extent, verify fu
 	case errors.Is(err, errdefs.ErrCorrupt):
 		t.corrupt.Add(1)
 		err = errors.Join(err, t.remove(ctx, s, key)) // the server verified it when it was stored
-	case errors.Is(err, errDown), errors.Is(err, errdefs.ErrBusy):
+	case errors.Is(err, tier.ErrUnavailable), errors.Is(err, errdefs.ErrBusy):
 		t.failed(err)
 		err = fmt.Errorf("%w: %v", errdefs.ErrNotFound, err) //nolint:errorlint // it is a miss
 	case !errors.Is(err, errdefs.ErrNotFound):
@@ -221,7 +221,7 @@ func (t *Tier) transfer(ctx context.Context, move func(context.Context, []blocki
 }
 
 // Put stores a block at its server. It returns ErrBusy at once if Config.Writes Puts are in
-// progress. It fails if the server is slow or gone.
+// progress. If the server is slow, full or gone, the error wraps tier.ErrUnavailable.
 func (t *Tier) Put(ctx context.Context, key block.Key, src mem.Extent) error {
 	if err := t.put(ctx, key, src); err != nil {
 		return fmt.Errorf("store block %s: %w", key, err)
@@ -243,7 +243,7 @@ func (t *Tier) put(ctx context.Context, key block.Key, src mem.Extent) error {
 		defer func() { <-t.writes }()
 	default:
 		t.dropped.Add(1)
-		return fmt.Errorf("%d writes are in progress: %w", cap(t.writes), errdefs.ErrBusy)
+		return fmt.Errorf("%d writes are in progress: %w: %w", cap(t.writes), errdefs.ErrBusy, tier.ErrUnavailable)
 	}
 	if err := t.c.Formats.Verify(buf, key); err != nil {
 		return err
@@ -267,6 +267,9 @@ func (t *Tier) put(ctx context.Context, key block.Key, src mem.Extent) error {
 	if err != nil && ctx.Err() == nil {
 		t.failed(err)
 		t.errors.Add(1)
+		if errors.Is(err, errdefs.ErrNoSpace) || errors.Is(err, errdefs.ErrBusy) {
+			err = fmt.Errorf("%w: %w", tier.ErrUnavailable, err)
+		}
 	}
 	return err
 }

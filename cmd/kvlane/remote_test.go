@@ -1,0 +1,116 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"testing"
+	"time"
+
+	"github.com/kvlane/kvlane/blockio/server"
+	"github.com/kvlane/kvlane/internal/auth"
+	"github.com/kvlane/kvlane/internal/blockhost"
+	"github.com/kvlane/kvlane/internal/testkit"
+	"github.com/kvlane/kvlane/replay"
+)
+
+// remoteServer is a block server of this process with a fixed address.
+type remoteServer struct {
+	addr   string
+	host   *blockhost.Host
+	server *server.Server
+}
+
+func newRemoteServer(t *testing.T) *remoteServer {
+	t.Helper()
+	s := &remoteServer{addr: "127.0.0.1:0"}
+	s.start(t)
+	t.Cleanup(func() { s.stop(t) })
+	return s
+}
+
+// start starts the server without blocks.
+func (s *remoteServer) start(t *testing.T) {
+	t.Helper()
+	credentials, err := auth.NewServer(auth.ServerOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if s.host, err = blockhost.New(blockhost.Options{CapacityBytes: 1 << 30}); err != nil {
+		t.Fatal(err)
+	}
+	for end := time.Now().Add(testkit.Patience()); ; time.Sleep(time.Millisecond) {
+		if s.server, err = server.New(server.Options{Host: s.host, Auth: credentials}); err != nil {
+			t.Fatal(err)
+		}
+		addr, err := s.server.Listen(context.Background(), s.addr)
+		if err == nil {
+			s.addr = addr.String()
+			return
+		}
+		if time.Now().After(end) { // connections of the previous server may still have the address
+			t.Fatal(err)
+		}
+	}
+}
+
+// stop ends all connections and loses all blocks.
+func (s *remoteServer) stop(t *testing.T) {
+	t.Helper()
+	if err := s.server.Close(context.Background()); err != nil {
+		t.Error(err)
+	}
+	if err := s.host.Close(context.Background()); err != nil {
+		t.Error(err)
+	}
+}
+
+// The only server loses its blocks and restarts 20 times during a replay: misses, but no errors and
+// no wrong bytes.
+func TestReplayWhileTheServerRestarts(t *testing.T) {
+	s := newRemoteServer(t)
+	args := []string{
+		"replay", conversation, "--device", "sim", "--json", "--log-level", "error", "--limit", "60", "--cache-bytes", "1MiB",
+		"--pipeline", "cache|remote", "--remote", s.addr, "--remote-timeout-ms", "200",
+	}
+	run := func() (r replay.Report) {
+		t.Helper()
+		code, stdout, stderr := execute(t, args...)
+		if err := json.Unmarshal([]byte(stdout), &r); code != exitOK || err != nil {
+			t.Fatalf("exit code %d, %v, standard error %q", code, err, stderr)
+		}
+		return r
+	}
+	whole := run()
+	done := make(chan struct{})
+	restarts, runs := 0, 0
+	go func() {
+		defer close(done)
+		for ; restarts < 20; restarts++ {
+			time.Sleep(25 * time.Millisecond)
+			s.stop(t)
+			time.Sleep(5 * time.Millisecond)
+			s.start(t)
+		}
+	}()
+	ended := func() bool {
+		select {
+		case <-done:
+			return true
+		default:
+			return false
+		}
+	}
+	start := time.Now()
+	for ; !ended(); runs++ {
+		r := run()
+		t.Logf("replay %d: %d hits of %d without restarts, %d mismatches, %d load and %d dump errors", runs, r.PrefixHits, whole.PrefixHits, r.Mismatches, r.LoadErrors, r.DumpErrors)
+		if r.Mismatches+r.DumpErrors != 0 { // a leased block that was lost is a load error, and is computed
+			t.Errorf("replay %d has failed dumps or wrong bytes", runs)
+		}
+	}
+	t.Logf("%d restarts in %d replays, %v", restarts, runs, time.Since(start))
+	run()
+	if r := run(); r.PrefixHits < whole.PrefixHits || r.Mismatches != 0 { // the server has the blocks of the previous replay
+		t.Errorf("after the restarts: %d hits, want at least %d", r.PrefixHits, whole.PrefixHits)
+	}
+}

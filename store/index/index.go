@@ -115,8 +115,8 @@ type janitor struct {
 	expired int64
 }
 
-// Use records the order and runs of blocks for the tiers (tier.OrderedTier, tier.Placed), and reports the use of blocks
-// to the tiers below the first. keys are consecutive blocks of a prompt. before is the key of the
+// Use records the order and runs of blocks for the tiers (tier.OrderedTier, tier.Placed), and
+// reports the use of blocks to the tiers below the first. keys are consecutive blocks of a prompt. before is the key of the
 // block before the first, or zero if there is none or it is unknown. Call Use before the blocks are
 // read or written.
 func (x *Index) Use(before block.Key, keys []block.Key) {

@@ -32,8 +32,8 @@ func NewPlacement(members []metadata.Member) Placement {
 func (p Placement) Server(anchor block.Key) int {
 	best, least := 0, math.Inf(1)
 	for i, s := range p.servers {
-		// u is uniform in (0, 1), so -ln(u)/weight is exponential with the rate weight. The server with the
-		// least value is chosen with the probability of its share of the weights.
+		// u is uniform in (0, 1), so -ln(u)/weight is exponential with the rate weight. The server
+		// with the least value is chosen with the probability of its share of the weights.
 		u := (float64(xxh3.HashSeed(anchor[:], s.seed)>>11) + 0.5) / (1 << 53)
 		if v := -math.Log(u) / s.weight; v < least {
 			best, least = i, v

@@ -309,7 +309,7 @@ func TestServersFailAndComeBack(t *testing.T) {
 	}
 }
 
-// After its breaker has opened, a silent server costs no time, and a probe finds that it works again.
+// After its breaker has opened, a silent server costs no time.
 func TestBreakerOfASilentServer(t *testing.T) {
 	f := tiertest.NewFormat(t)
 	ps := newPeers(t, 1, 1<<22)

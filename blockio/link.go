@@ -45,7 +45,7 @@ func (c *conn) attach(s *slots) (_ *link, refusal, err error) {
 	}
 	pair := ch.Pairs[0]
 	c.id++
-	q := Request{Op: OpAttach, ID: c.id, RemainingMillis: uint32(lostAfter * c.limits.KeepAliveMillis), Endpoint: pair.Endpoint}
+	q := Request{Op: OpAttach, ID: c.id, RemainingMillis: lostAfter * c.limits.KeepAliveMillis, Endpoint: pair.Endpoint}
 	r, err := c.exchange(&q)
 	if err == nil {
 		if refusal = r.Status.Err(); refusal == nil {

@@ -13,6 +13,7 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
+	"github.com/kvlane/kvlane/internal/testkit"
 	"github.com/kvlane/kvlane/rpc"
 	"github.com/kvlane/kvlane/rpc/chain"
 	"github.com/kvlane/kvlane/rpc/echo"
@@ -129,7 +130,7 @@ func TestCapturedStreams(t *testing.T) {
 			t.Parallel()
 			_, addr := startServer(t, capturedOptions(c))
 			conn := dial(t, addr)
-			_ = conn.SetDeadline(time.Now().Add(10 * time.Second))
+			_ = conn.SetDeadline(time.Now().Add(testkit.Patience()))
 			toServer, fromServer := c.Sent("conn0", true), c.Sent("conn0", false)
 			want := strings.NewReader(string(fromServer))
 			for _, s := range c.Order {

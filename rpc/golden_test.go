@@ -273,7 +273,7 @@ func checkCaptured(t *testing.T, c *golden.Capture, addr, name string, piece int
 // nextReply reads one frame.
 func nextReply(t *testing.T, conn net.Conn) reply {
 	t.Helper()
-	_ = conn.SetReadDeadline(time.Now().Add(10 * time.Second))
+	_ = conn.SetReadDeadline(time.Now().Add(testkit.Patience()))
 	b := make([]byte, frame.HeaderBytes)
 	if _, err := io.ReadFull(conn, b); err != nil {
 		t.Fatal(err)

@@ -59,6 +59,7 @@ func (b By) promotion() kvlane.Promotion {
 		return kvlane.PromoteNone
 	case Pinned:
 		return kvlane.PromoteAll
+	case Raw:
 	}
 	return kvlane.PromoteSecond
 }

@@ -293,7 +293,7 @@ func (s *session) wait(c chunk) error {
 // abandon releases the slot of a read when nothing accesses it any more.
 func (s *session) abandon(c chunk) {
 	s.g.sessions.Go(func() {
-		<-c.done
+		<-c.done        //nolint:errcheck // the chunk is given up
 		_ = c.release() // host memory is zeroed without an error
 	})
 }

@@ -139,7 +139,7 @@ func TestCalibrateFiles(t *testing.T) {
 
 // With a device, calibrate compares cuFile with pinned memory and stores both in the profile.
 func TestCalibrateFilesOfADevice(t *testing.T) {
-	args := []string{"calibrate", "--profile-dir", t.TempDir(), "--file-dir", t.TempDir(), "--device", "sim", "--budget", "2s"}
+	args := []string{"calibrate", "--profile-dir", t.TempDir(), "--file-dir", t.TempDir(), "--device", "sim", "--budget", "4s"}
 	code, stdout, stderr := execute(t, args...)
 	if code != exitOK || !regexp.MustCompile(`--direct auto uses (cuFile|pinned memory) here for blocks of 1 MiB; measured: cuFile reads `).MatchString(stdout) {
 		t.Fatalf("exit code %d: %s; output:\n%s", code, stderr, stdout)

@@ -40,6 +40,7 @@ func (job *CheckJob) Items() []int32 { return job.Group.ItemsOf(job.Part)[job.fr
 // Position returns the position of Items[k] in its page group.
 func (job *CheckJob) Position(k int) int { return job.Part.Blocks.From + job.from + k }
 
+// AddFailure adds a block of the job that failed.
 func (job *CheckJob) AddFailure(item int32, err error) {
 	job.failures = append(job.failures, Failure{item, job.index, err})
 }

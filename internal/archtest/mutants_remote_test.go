@@ -20,4 +20,8 @@ var remoteMutants = []mutant{
 		"tier/remote/tier.go", "		t.dropped.Add(1)\n", ""),
 	defect("tier", "TestAnchorsOfRuns",
 		"tier/anchors.go", "		case last.index == RunBlocks-1:\n", "		case last.index == RunBlocks:\n"),
+	defect("store/index", "TestPlacedTierKnowsAnchors",
+		"store/index/lease.go", "	l.x.anchors.Prompt(l.keys)\n", ""),
+	defect("store/index", "TestPlacedTierKnowsAnchors",
+		"store/index/index.go", "	x.anchors.Follow(before, keys)\n", ""),
 }

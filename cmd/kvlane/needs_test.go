@@ -18,7 +18,7 @@ import (
 // given.
 var alwaysEffective = map[string]string{
 	"replay": `preset layers kv-heads head-size dtype block-tokens tp tp-rank mla list-presets device device-index path verify cache-bytes
-		pipeline file-dir log-dir pages concurrency layerwise limit seed speed threshold json progress`,
+		pipeline file-dir log-dir remote pages concurrency layerwise limit seed speed threshold json progress`,
 	"demo":    "device dir",
 	"doctor":  "json dir require",
 	"topo":    "json svg",
@@ -76,6 +76,7 @@ var clash = map[string][]string{
 var meets = map[string][]string{
 	"--file-dir DIR":                     {"--file-dir", "d"},
 	"--log-dir DIR":                      {"--log-dir", "d"},
+	"--remote":                           {"--remote", "127.0.0.1:1"},
 	"--file-dir DIR or --log-dir DIR":    {"--log-dir", "d"},
 	"--gdr auto or --gdr require":        {"--gdr", "require"},
 	"--compare FILE":                     {"--compare", "run.json"},

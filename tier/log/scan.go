@@ -48,6 +48,10 @@ const (
 	// foreignBytes is the number of bytes that are searched for the first group of a file. A file
 	// without one is not a segment of this log. Holes do not count.
 	foreignBytes = 64 << 20
+	// zeroBytes is the number of zeros that are read to recognize a segment whose creator was killed
+	// before its first write. File systems report parts of its allocated space as data if they are in
+	// the page cache.
+	zeroBytes = 1 << 30
 )
 
 // scan calls yield for every group of a segment from off on, and returns the end of the last one.
@@ -171,7 +175,8 @@ func holes(f dirfs.File, size int64) (n int64) {
 // isUnfinished reports whether a file without a group is a segment whose creator ended too early.
 func isUnfinished(ctx context.Context, f dirfs.File, size int64) bool {
 	b := make([]byte, min(page, size))
-	if dirfs.ReadFull(ctx, f, b, 0) != nil || !zeroFrom(ctx, f, page, size) {
+	// The first page is read last: a read brings more of the file into the page cache.
+	if !zeroFrom(ctx, f, page, size) || dirfs.ReadFull(ctx, f, b, 0) != nil {
 		return false
 	}
 	magic := b[:min(len(b), len(groupMagic))]
@@ -181,11 +186,11 @@ func isUnfinished(ctx context.Context, f dirfs.File, size int64) bool {
 	return len(b) <= offTable || len(bytes.TrimLeft(b[offTable:max(offTable, len(b)-sumBytes)], "\x00")) == 0
 }
 
-// zeroFrom reports whether a file contains only zeros from off on. It reads at most foreignBytes.
+// zeroFrom reports whether a file contains only zeros from off on. It reads at most zeroBytes.
 func zeroFrom(ctx context.Context, f dirfs.File, off, size int64) bool {
 	window, read := make([]byte, scanWindow), int64(0)
 	for off = skipHole(f, off, size); off < size; off = skipHole(f, off, size) {
-		if read >= foreignBytes {
+		if read >= zeroBytes {
 			return false
 		}
 		b := window[:min(int64(len(window)), size-off)]

@@ -207,3 +207,28 @@ func TestDefectNewerSegmentIsUnjudged(t *testing.T) {
 		t.Errorf("%+v, %v", r.Findings, err)
 	}
 }
+
+// A segment whose creator was killed before its first write has only zeros. The log did not
+// recognize it if the file system reported more than 64 MiB of them as data, as ext4 does for
+// allocated space in the page cache. The file then stayed, and counted as foreign.
+func TestDefectSegmentWithoutAWriteIsForeign(t *testing.T) {
+	c := boundedLog(t)
+	name := filepath.Join(c.Dir, "seg-0000000000000077")
+	f, err := os.Create(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	zeros := make([]byte, 1<<20)
+	for range 80 {
+		if _, err := f.Write(zeros); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := f.Close(); err != nil {
+		t.Fatal(err)
+	}
+	closeTier(t, open(t, c))
+	if _, err := os.Stat(name); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the segment without a write is left: %v", err)
+	}
+}

@@ -8,7 +8,7 @@ var blockioMutants = []mutant{
 		"blockio/conn.go", "	c.fence(k)\n	<-k.done\n	if k.err != nil {\n", "	if true {\n"),
 	defect("blockio", "TestClientOverTCP/LateWritesChangeNothing",
 		"blockio/conn.go", "	case <-timer.C:\n		c.fail(errNoFence)\n", "	case <-timer.C:\n		c.mu.Lock()\n		c.finish(k, errNoFence)\n		delete(c.calls, k.request.ID)\n		c.calls[k.request.ID] = &call{memory: k.memory, request: k.request, done: make(chan struct{})}\n		c.mu.Unlock()\n"),
-	defect("blockio", "TestClientOverTCP/QueuedCallsEnd",
+	defect("blockio", "TestEndedCallsAreNotSent",
 		"blockio/conn.go", "c.queue[0].ctx != nil && c.queue[0].ctx.Err() != nil {", "c.queue[0].ctx != nil && len(c.queue) < 0 {"),
 	defect("blockio", "TestClientOverTCP/KeepsCredits",
 		"blockio/conn.go", "		c.credits--\n", ""),

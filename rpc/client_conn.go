@@ -204,25 +204,7 @@ func (c *clientConn) run() {
 
 func (c *clientConn) read() error {
 	in := frame.NewReader(c.conn, frame.Limits{Body: c.c.o.MaxBodyBytes, Meta: c.c.o.MaxMetaBytes, Stall: c.c.o.Stall})
-	for {
-		h, b, err := in.Next()
-		if err != nil {
-			return err
-		}
-		if h.Kind == frame.Stream {
-			if err := c.streams.read(in, b); err != nil {
-				return err
-			}
-			continue
-		}
-		meta := new(pb.Meta)
-		if err := proto.Unmarshal(b, meta); err != nil {
-			return fmt.Errorf("decode the meta of a response: %w: %w", errdefs.ErrInvalid, err)
-		}
-		if err := c.response(in, meta); err != nil {
-			return err
-		}
-	}
+	return readFrames(in, c.streams, c.response)
 }
 
 // response delivers a response to its call, or drops it if the call has ended.

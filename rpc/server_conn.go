@@ -60,23 +60,27 @@ func (c *serverConn) run() {
 // read reads requests and starts their calls.
 func (c *serverConn) read() error {
 	in := frame.NewReader(c.conn, frame.Limits{Body: c.s.o.MaxBodyBytes, Meta: c.s.o.MaxMetaBytes, Stall: c.s.o.Stall})
+	return readFrames(in, c.streams, c.request)
+}
+
+// readFrames reads frames until the connection ends or a frame is malformed. handle reads the data of
+// a message.
+func readFrames(in *frame.Reader, streams *streamTable, handle func(*frame.Reader, *pb.Meta) error) error {
 	for {
 		h, b, err := in.Next()
 		if err != nil {
 			return err
 		}
 		if h.Kind == frame.Stream {
-			if err := c.streams.read(in, b); err != nil {
-				return err
+			err = streams.read(in, b)
+		} else {
+			meta := new(pb.Meta)
+			if err = proto.Unmarshal(b, meta); err != nil {
+				return fmt.Errorf("decode the meta of a message: %w: %w", errdefs.ErrInvalid, err)
 			}
-			continue
+			err = handle(in, meta)
 		}
-		meta := new(pb.Meta)
-		if err := proto.Unmarshal(b, meta); err != nil {
-			return fmt.Errorf("decode the meta of a request: %w: %w", errdefs.ErrInvalid, err)
-		}
-		c.slot.Busy()
-		if err := c.request(in, meta); err != nil {
+		if err != nil {
 			return err
 		}
 	}
@@ -84,6 +88,7 @@ func (c *serverConn) read() error {
 
 // request reads the data of a request and starts its call.
 func (c *serverConn) request(in *frame.Reader, meta *pb.Meta) error {
+	c.slot.Busy()
 	c.s.requests.Add(1)
 	release, err := c.s.budget.Take(c.s.ctx, in.Left())
 	if err != nil {

@@ -18,8 +18,7 @@ import kvlane
 
 
 class Plugged:
-    """Stands for torch's CUDAPluggableAllocator: loads the library and looks up its two functions.
-    """
+    """Stands for torch's CUDAPluggableAllocator: loads the library and looks up its two functions."""
 
     def __init__(self, path: str, alloc: str, free: str) -> None:
         lib = c.CDLL(path)

@@ -323,8 +323,7 @@ def test_conversations_grow(make: Make) -> None:
 
 
 def test_padding_is_part_of_no_prefix(make: Make) -> None:
-    """generate() masks the padding tokens of a prompt by default, but not those that it generates.
-    """
+    """generate() masks the padding tokens of a prompt by default, but not those that it generates."""
     model = tiny.model("llama", pad_token_id=7, eos_token_id=9)
     cache = make(model)
     ids = prompt(40)

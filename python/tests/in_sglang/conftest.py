@@ -35,8 +35,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def storage(model: Path) -> Iterator[Callable[..., Any]]:
-    """Returns storage(pool, extra_config), which makes storage backends as SGLang's HiCache does.
-    """
+    """Returns storage(pool, extra_config), which makes storage backends as SGLang's HiCache does."""
     from sglang.srt.mem_cache.hicache_storage import HiCacheStorageConfig
     from sglang.srt.mem_cache.storage.backend_factory import StorageBackendFactory
 

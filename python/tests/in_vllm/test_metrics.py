@@ -127,8 +127,7 @@ def test_observations_have_the_counts_and_the_sum(counts: list[float], total: fl
 
 
 def queries() -> Iterator[tuple[str, str]]:
-    """Yields the queries of the dashboard, and those of the alert rules without their thresholds.
-    """
+    """Yields the queries of the dashboard, and those of the alert rules without their thresholds."""
     dashboard = json.loads((DOCS / "grafana" / "kvlane.json").read_text())
     for panel in dashboard["panels"]:
         for target in panel.get("targets", []):

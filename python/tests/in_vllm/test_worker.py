@@ -112,8 +112,7 @@ def _name(number: int) -> bytes:
 
 @pytest.mark.parametrize("layerwise", [False, True])
 def test_a_load_comes_after_what_vllm_still_does(worker: Any, layerwise: bool) -> None:
-    """A running step may still write to pages that vLLM has since given to the request of a load.
-    """
+    """A running step may still write to pages that vLLM has since given to the request of a load."""
     worker.submit("load", 5, layerwise=layerwise)
     how = {"after": worker.store.stream, "layerwise": layerwise, "awaited": layerwise, "promote": True}
     assert worker.store.begun == [("load", [5], how)]

@@ -693,7 +693,7 @@ def tiers() -> list[tuple[str, str]]:
 def test_every_tier_is_accepted(open_store: Open, tmp_path: pathlib.Path) -> None:
     assert len(tiers()) > 1
     for name, key in tiers():
-        place = [str(tmp_path / name)] if key == "dirs" else str(tmp_path / name) if key.endswith("_dir") else ["127.0.0.1:1"]
+        place = [str(tmp_path / name)] if key == "dirs" else str(tmp_path / name) if key.endswith("_dir") else "127.0.0.1:1"
         store = open_store(store={"pipeline": f"cache|{name}", key: place})
         with kvlane.PagedCache(store, arrays(), "lkp") as cache:
             store.dump(cache, keys_of(store, 2), range(2))

@@ -168,6 +168,9 @@ func (c *clientConn) send(meta *pb.Meta, message []byte, attachment *chain.Chain
 			defer c.introduced.Store(true)
 		}
 	}
+	if c.out.overcrowded() {
+		return Errorf(Overcrowded, "more than %d bytes wait for the server", c.c.o.MaxUnsentBytes)
+	}
 	copied, err := attachment.Slice(0, attachment.Len())
 	if err != nil {
 		return err

@@ -375,6 +375,8 @@ func (s *Stream) Send(ctx context.Context, message *chain.Chain) error {
 	case err != nil:
 	case s.state > streamOpen:
 		err = &Error{Closed, "send on a stream that was closed", s.err}
+	case s.table.out.overcrowded():
+		err = Errorf(Overcrowded, "more than %d bytes wait for the peer", s.table.out.max)
 	case s.deaf:
 		err = &Error{Closed, "send on a stream whose peer does not receive", errdefs.ErrNotSupported}
 	default:

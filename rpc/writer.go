@@ -59,10 +59,9 @@ func newOutput(kind frame.Kind, meta proto.Message, message []byte, attachment *
 // write writes the frame itself. Otherwise it queues the frame, and another goroutine writes the
 // queue.
 type writer struct {
-	conn    net.Conn
-	stall   time.Duration
-	max     int64         // bytes that may wait, apart from one frame
-	drained chan struct{} // capacity 1; a value whenever all frames are written
+	conn  net.Conn
+	stall time.Duration
+	max   int64 // bytes that may wait; at twice as many the connection is closed
 
 	mu      sync.Mutex
 	pending []output
@@ -75,7 +74,7 @@ type writer struct {
 }
 
 func newWriter(c net.Conn, stall time.Duration, max int64) *writer {
-	return &writer{conn: c, stall: stall, max: max, drained: make(chan struct{}, 1), out: wire.NewSegmentWriter(c)}
+	return &writer{conn: c, stall: stall, max: max, out: wire.NewSegmentWriter(c)}
 }
 
 // overcrowded reports whether more bytes wait than are allowed.
@@ -85,8 +84,8 @@ func (w *writer) overcrowded() bool {
 	return w.bytes > w.max
 }
 
-// write sends a frame, now or after the frames before it. It returns the connection's error, or
-// ErrBusy if too many bytes wait, and then calls o.sent.
+// write sends a frame, now or after the frames before it. It calls o.sent in any case. After an
+// error the connection is closed. The error is ErrBusy if twice the allowed bytes wait.
 func (w *writer) write(o output) error {
 	w.mu.Lock()
 	switch {
@@ -96,9 +95,12 @@ func (w *writer) write(o output) error {
 		o.drop()
 		return err
 	case w.bytes > 2*w.max:
+		w.err = fmt.Errorf("write frame: %w: more than %d bytes wait for the peer", errdefs.ErrBusy, 2*w.max)
+		err := w.err
 		w.mu.Unlock()
+		_ = w.conn.Close() // the peer does not read
 		o.drop()
-		return fmt.Errorf("write frame: %w: more than %d bytes wait for the peer", errdefs.ErrBusy, 2*w.max)
+		return err
 	}
 	w.bytes += o.bytes
 	if w.busy {
@@ -112,7 +114,7 @@ func (w *writer) write(o output) error {
 	w.mu.Lock()
 	w.done(o.bytes, err)
 	if len(w.pending) == 0 {
-		w.idle()
+		w.busy = false
 		w.mu.Unlock()
 		return err
 	}
@@ -142,7 +144,7 @@ func (w *writer) drain() {
 		w.mu.Lock()
 		w.done(bytes, err)
 	}
-	w.idle()
+	w.busy = false
 	w.mu.Unlock()
 }
 
@@ -152,15 +154,6 @@ func (w *writer) done(bytes int64, err error) {
 	if w.err == nil && err != nil {
 		w.err = err
 		_ = w.conn.Close() // so that the reader of the connection returns
-	}
-}
-
-// idle clears busy and signals drained. The caller holds mu.
-func (w *writer) idle() {
-	w.busy = false
-	select {
-	case w.drained <- struct{}{}:
-	default:
 	}
 }
 

@@ -49,7 +49,7 @@ func checkSurrogates(text []byte) error {
 			if m[2*group] < 0 {
 				return 0
 			}
-			n, _ := strconv.ParseUint(string(text[at+m[2*group]:at+m[2*group+1]]), 16, 16) // hexadecimal digits
+			n, _ := strconv.ParseUint(string(text[at+m[2*group]:at+m[2*group+1]]), 16, 16)
 			return rune(n)
 		}
 		end := m[1]

@@ -116,9 +116,9 @@ type janitor struct {
 }
 
 // Use records the order and runs of blocks for the tiers (tier.OrderedTier, tier.Placed), and
-// reports the use of blocks to the tiers below the first. keys are consecutive blocks of a prompt. before is the key of the
-// block before the first, or zero if there is none or it is unknown. Call Use before the blocks are
-// read or written.
+// reports the use of blocks to the tiers below the first. keys are consecutive blocks of a prompt.
+// before is the key of the block before the first, or zero if there is none or it is unknown. Call
+// Use before the blocks are read or written.
 func (x *Index) Use(before block.Key, keys []block.Key) {
 	x.note(before, keys, 0)
 	x.anchors.Follow(before, keys)

@@ -190,8 +190,8 @@ func (n releasedError) Error() string {
 
 func (releasedError) Unwrap() error { return errdefs.ErrExpired }
 
-// firstUnpinned returns the index of the first key that is not pinned, or -1. It is fastest if keys are in
-// the order of the lease.
+// firstUnpinned returns the index of the first key that is not pinned, or -1. It is fastest if keys
+// are in the order of the lease.
 func (l *Lease) firstUnpinned(keys []block.Key) int {
 	next := 0
 	for i := range keys {

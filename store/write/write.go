@@ -41,7 +41,7 @@ type Writer struct {
 
 	direct   tier.DirectWriter // the durable tier, if dumps pass through device memory; or nil
 	hostSlot chan struct{}     // semaphore of pipeline.Direct.HostSlot
-	full     []atomic.Bool     // by durable tier: the last write timed out while it waited for space
+	full     []atomic.Bool     // by tier: the last write timed out for want of space
 }
 
 // New returns a Writer.

@@ -68,7 +68,7 @@ func (h Header) Put(b []byte) error {
 // Limits bound the frames of a peer.
 type Limits struct {
 	Body, Meta int64         // bytes
-	Stall      time.Duration // maximum time for the next byte and the next 16 KiB of a started frame
+	Stall      time.Duration // of the next byte and the next 16 KiB of a started frame
 }
 
 // Reader reads frames. It is not safe for concurrent use.

@@ -4,6 +4,7 @@ import (
 	"maps"
 	"slices"
 
+	"github.com/kvlane/kvlane/blockio/gateway"
 	"github.com/kvlane/kvlane/blockio/server"
 	"github.com/kvlane/kvlane/internal/blockhost"
 )
@@ -13,6 +14,7 @@ const labelTenant = "tenant"
 // BlockServer has the figures of a block server.
 type BlockServer struct {
 	Server        server.Stats
+	RDMA          *gateway.Stats             // nil: clients use sockets only
 	CapacityBytes int64                      // length of the memory
 	Identities    int                        // open now
 	Tenants       map[string]blockhost.Usage // by name
@@ -34,6 +36,10 @@ var blockFamilies = []family[*BlockServer]{
 	blockFigure("kvlane_blockd_requests_total", "requests", Counter, "Requests served.", func(s *BlockServer) int64 { return s.Server.Requests }),
 	blockFigure("kvlane_blockd_failed_entries_total", "entries", Counter, "Entries of requests that were refused or failed, other than by a miss.", func(s *BlockServer) int64 { return s.Server.FailedEntries }),
 	blockFigure("kvlane_blockd_canceled_requests_total", "requests", Counter, "Requests that clients cancelled.", func(s *BlockServer) int64 { return s.Server.Canceled }),
+	rdmaFigure("kvlane_blockd_rdma_attached_total", "connections", "Connections that attached a queue pair.", func(s *gateway.Stats) int64 { return s.Attached }),
+	rdmaFigure("kvlane_blockd_rdma_denied_total", "connections", "Connections that may not attach a queue pair, because they are not authenticated.", func(s *gateway.Stats) int64 { return s.Denied }),
+	rdmaFigure("kvlane_blockd_rdma_requests_total", "requests", "Requests by RDMA.", func(s *gateway.Stats) int64 { return s.Requests }),
+	rdmaFigure("kvlane_blockd_rdma_failed_total", "connections", "Connections with a queue pair that ended by a request that is not valid or a failure of the NIC.", func(s *gateway.Stats) int64 { return s.Refused }),
 	blockFigure("kvlane_blockd_capacity_bytes", "bytes", Gauge, "Bound of the memory.", func(s *BlockServer) int64 { return s.CapacityBytes }),
 	blockFigure("kvlane_blockd_identities", "identities", Gauge, "Identities of all tenants in memory.", func(s *BlockServer) int64 { return int64(s.Identities) }),
 	tenantFigure("kvlane_blockd_blocks", "blocks", Gauge, "Blocks in memory.", func(u *blockhost.Usage) int64 { return u.Blocks }),
@@ -51,6 +57,15 @@ var blockFamilies = []family[*BlockServer]{
 
 func blockFigure(name, unit string, kind Type, help string, read func(*BlockServer) int64) family[*BlockServer] {
 	return family[*BlockServer]{Metric{Name: name, Unit: unit, Type: kind, Help: help}, func(s *BlockServer, out emit) { out(float64(read(s))) }}
+}
+
+// rdmaFigure is a counter of a server with RDMA.
+func rdmaFigure(name, unit, help string, read func(*gateway.Stats) int64) family[*BlockServer] {
+	return family[*BlockServer]{Metric{Name: name, Unit: unit, Type: Counter, Help: help}, func(s *BlockServer, out emit) {
+		if s.RDMA != nil {
+			out(float64(read(s.RDMA)))
+		}
+	}}
 }
 
 func tenantFigure(name, unit string, kind Type, help string, read func(*blockhost.Usage) int64) family[*BlockServer] {

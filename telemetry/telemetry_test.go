@@ -19,6 +19,7 @@ import (
 	"github.com/prometheus/common/expfmt"
 	"github.com/prometheus/common/model"
 
+	"github.com/kvlane/kvlane/blockio/gateway"
 	"github.com/kvlane/kvlane/blockio/server"
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/blockhost"
@@ -89,7 +90,7 @@ func full(t *testing.T) *telemetry.Metrics {
 	})
 	m.SetBlockServer(func() telemetry.BlockServer {
 		return telemetry.BlockServer{
-			Server: server.Stats{Connections: 3, Refused: 4, Denied: 5, FailedEntries: 6}, CapacityBytes: 1 << 30, Identities: 7,
+			Server: server.Stats{Connections: 3, Refused: 4, Denied: 5, FailedEntries: 6}, RDMA: &gateway.Stats{Attached: 13, Denied: 14, Requests: 15, Refused: 16}, CapacityBytes: 1 << 30, Identities: 7,
 			Tenants: map[string]blockhost.Usage{"a": {Blocks: 8, Hits: 9, DiskErrors: 10, Unwritten: 11}, "b": {Blocks: 12}},
 		}
 	})
@@ -195,6 +196,10 @@ func TestScrape(t *testing.T) {
 		"kvlane_blockd_denied_total 5",
 		"kvlane_blockd_failed_entries_total 6",
 		"kvlane_blockd_identities 7",
+		"kvlane_blockd_rdma_attached_total 13",
+		"kvlane_blockd_rdma_denied_total 14",
+		"kvlane_blockd_rdma_requests_total 15",
+		"kvlane_blockd_rdma_failed_total 16",
 		`kvlane_blockd_blocks{tenant="a"} 8`,
 		`kvlane_blockd_blocks{tenant="b"} 12`,
 		`kvlane_blockd_disk_errors_total{tenant="a"} 10`,

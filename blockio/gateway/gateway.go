@@ -164,6 +164,12 @@ func (g *Gateway) Stats() Stats {
 	return Stats{Attached: g.attached.Load(), Denied: g.denied.Load(), Requests: g.requests.Load(), Refused: g.refused.Load()}
 }
 
+// Buffers returns sources of the statistics of the gateway's buffers: "data" for bytes of blocks,
+// and "small" for flags and short pieces.
+func (g *Gateway) Buffers() map[string]func() mem.BufferStats {
+	return map[string]func() mem.BufferStats{"data": g.data.Stats, "small": g.small.Stats}
+}
+
 // Open starts a session for the connection of a client, and returns the connection for the server.
 // The session ends when one of both is closed, and closes the other. The client may use RDMA if
 // allow is true: its connection must be authenticated, because only that protects its queue pair.

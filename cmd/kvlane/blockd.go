@@ -30,6 +30,7 @@ type blockdFlags struct {
 	cacheBytes, tenantBytes, diskBytes int64
 	fileDir, logDir                    string
 	credentials                        auth.ServerOptions
+	rdma                               rdmaFlags
 }
 
 func newBlockdCommand() *cobra.Command {
@@ -42,7 +43,10 @@ refuses new requests, ends those in progress, writes the blocks that are not on 
 
 Without client credentials every client has access, so the server listens on loopback addresses only; --insecure permits other addresses. Credentials are
 certificates of clients (--tls-client-ca), tokens (--tokens), or both; they need a certificate of the server. The tenant of a client follows from its credential.
-Tenants do not see each other's blocks.`,
+Tenants do not see each other's blocks.
+
+Clients with credentials may use RDMA, if this machine has a NIC. A line on standard error names it, or the reason for using sockets only. The bytes that RDMA
+moves are not encrypted.`,
 		Example: `  kvlane blockd --listen 127.0.0.1:7440 --cache-bytes 64MiB
   kvlane blockd --listen 127.0.0.1:7440 --cache-bytes 64MiB --file-dir /mnt/nvme/blocks --metrics-addr 127.0.0.1:9440`,
 		Args: usageArgs(cobra.NoArgs),
@@ -61,6 +65,7 @@ Tenants do not see each other's blocks.`,
 	fl.StringVar(&f.credentials.KeyFile, "tls-key", "", "PEM file of its private key")
 	fl.StringVar(&f.credentials.ClientCAFile, "tls-client-ca", "", "PEM file of authorities; each client needs a certificate of one")
 	fl.StringVar(&f.credentials.TokensFile, "tokens", "", "file with a tenant and a token in each line; each client needs a token")
+	f.rdma.registerNICs(fl)
 	cmd.MarkFlagsMutuallyExclusive("file-dir", "log-dir")
 	return cmd
 }
@@ -85,7 +90,12 @@ func (f *blockdFlags) run(cmd *cobra.Command) (err error) {
 		return asUsage(err)
 	}
 	defer func() { err = errors.Join(err, closeWithin(ctx, host.Close)) }()
-	s, err := server.New(server.Options{Host: host, Auth: credentials})
+	r, err := f.openRDMA(cmd, credentials.Authenticates())
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, r.close(ctx)) }()
+	s, err := server.New(server.Options{Host: host, Auth: credentials, RDMA: r.gateway})
 	if err != nil {
 		return err
 	}
@@ -98,8 +108,9 @@ func (f *blockdFlags) run(cmd *cobra.Command) (err error) {
 		slog.Warn("every host that reaches the address can read, write and delete all blocks", "address", at.String())
 	}
 	m.SetBlockServer(func() telemetry.BlockServer {
-		return telemetry.BlockServer{Server: s.Stats(), CapacityBytes: f.cacheBytes, Identities: host.Spaces(), Tenants: host.Usages()}
+		return telemetry.BlockServer{Server: s.Stats(), RDMA: r.stats(), CapacityBytes: f.cacheBytes, Identities: host.Spaces(), Tenants: host.Usages()}
 	})
+	r.export(m)
 	defer m.SetBlockServer(nil)
 	out := newLineWriter(cmd.OutOrStdout())
 	_ = out.print(ctx, "block server %s; interrupt to end\n", at) // it fails only if ctx has ended

@@ -41,7 +41,7 @@ func credentialFiles(t *testing.T) {
 	must(t, err)
 	template := &x509.Certificate{
 		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "server"}, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
-		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature,
+		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature,
 	}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, &private.PublicKey, private)
 	must(t, err)
@@ -50,7 +50,7 @@ func credentialFiles(t *testing.T) {
 	cert := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
 	for name, b := range map[string][]byte{
 		"server.pem": cert, "clients.pem": cert, "server.key": pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: keyDER}),
-		"tokens": []byte("team-a 0123456789abcdef\n"),
+		"tokens": []byte("team-a 0123456789abcdef\n"), "token": []byte("0123456789abcdef\n"),
 	} {
 		must(t, os.WriteFile(name, b, 0o600))
 	}
@@ -105,6 +105,8 @@ func TestBlockdRefuses(t *testing.T) {
 		"none of the others can be": "--file-dir a --log-dir b",
 		"must be positive":          "--cache-bytes 0",
 		"has no effect without":     "--disk-bytes 1GiB",
+		"effect without --tokens":   "--nic mlx5_0",
+		`"fpga" is not one of`:      "--tls-cert server.pem --tls-key server.key --tokens tokens --rdma-provider fpga",
 		"do not fit":                "--cache-bytes 8000000TiB",
 		"no certificate in PEM":     "--tls-cert server.pem --tls-key server.key --tls-client-ca tokens",
 		"line 1: a tenant's name":   "--tls-cert server.pem --tls-key server.key --tokens server.pem",

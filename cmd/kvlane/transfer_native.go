@@ -62,7 +62,7 @@ func (f *memoryFlags) openNICs(path engine.Path, o *transfer.NativeOptions) (don
 	}
 	o.NICsOptional = path == engine.PathNone && len(c.NICs) == 0
 	n, err := gdr.Open(o.Device, c, nil)
-	if o.NICsOptional && (errors.Is(err, errdefs.ErrNotSupported) || errors.Is(err, errdefs.ErrBroken) || errors.Is(err, errdefs.ErrNoMemory)) {
+	if o.NICsOptional && isOptional(err) {
 		return none, nil
 	}
 	if err != nil {
@@ -77,6 +77,12 @@ func (f *memoryFlags) openNICs(path engine.Path, o *transfer.NativeOptions) (don
 		return nil, errors.Join(err, done())
 	}
 	return done, nil
+}
+
+// isOptional reports whether an error of opening NICs means that there is none, or that it is broken
+// or refuses memory.
+func isOptional(err error) bool {
+	return errors.Is(err, errdefs.ErrNotSupported) || errors.Is(err, errdefs.ErrBroken) || errors.Is(err, errdefs.ErrNoMemory)
 }
 
 // noteRefusal prints the reason for which NICs refused memory, if any.

@@ -29,6 +29,7 @@ var rewrite = flag.Bool("rewrite", false, "rewrite the golden files")
 // running is a command that runs until it is interrupted.
 type running struct {
 	lines *bufio.Reader
+	errs  *bytes.Buffer // standard error; read it after stop
 	stop  func() (code int, rest string)
 }
 
@@ -45,7 +46,7 @@ func interruptible(t *testing.T, args ...string) *running {
 		w.Close()
 		done <- code
 	}()
-	p := &running{lines: bufio.NewReader(r)}
+	p := &running{lines: bufio.NewReader(r), errs: &errs}
 	stopped := false
 	p.stop = func() (int, string) {
 		if stopped {

@@ -125,7 +125,7 @@ lint: $(LINT) ## run the linters and check the formatting
 $(LINT): tools/go.mod tools/go.sum
 	$(GO) build -C tools -o ../$(LINT) github.com/golangci/golangci-lint/v2/cmd/golangci-lint
 
-generate: ## regenerate the kernels (needs clang) and the tables of the documentation
+generate: ## regenerate the kernels (needs clang), the code of .proto files and the tables of the documentation
 	$(GO) generate ./...
 
 drift: ## check that generated files and go.mod are up to date

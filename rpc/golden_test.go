@@ -80,15 +80,21 @@ func capturedEcho(ctx context.Context, m proto.Message) (proto.Message, error) {
 // startServer serves the captured handler on loopback and returns the address.
 func startServer(t *testing.T, o rpc.ServerOptions) (*rpc.Server, string) {
 	t.Helper()
-	s, err := rpc.NewServer(o)
-	if err != nil {
-		t.Fatal(err)
-	}
 	v, err := rpc.NewService(echo.File_rpc_echo_echo_proto.Services().Get(0), map[string]rpc.Handler{"Echo": capturedEcho})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := s.Register(v); err != nil {
+	return serve(t, o, v)
+}
+
+// serve serves services on loopback until the end of the test and returns the address.
+func serve(t *testing.T, o rpc.ServerOptions, list ...*rpc.Service) (*rpc.Server, string) {
+	t.Helper()
+	s, err := rpc.NewServer(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Register(list...); err != nil {
 		t.Fatal(err)
 	}
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -98,10 +104,7 @@ func startServer(t *testing.T, o rpc.ServerOptions) (*rpc.Server, string) {
 	served := make(chan error, 1)
 	go func() { served <- s.Serve(l) }()
 	t.Cleanup(func() {
-		if err := s.Close(); err != nil {
-			t.Error(err)
-		}
-		if err := <-served; err != nil {
+		if err := errors.Join(s.Close(), <-served); err != nil {
 			t.Error(err)
 		}
 	})

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"io"
 	"math/rand/v2"
-	"net"
 	"sync"
 	"testing"
 	"time"
@@ -22,36 +21,15 @@ import (
 func acceptServer(t *testing.T) (addr string, accepted chan *rpc.Stream) {
 	t.Helper()
 	accepted = make(chan *rpc.Stream, 1)
-	s, err := rpc.NewServer(rpc.ServerOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	v, err := rpc.NewService(echo.File_rpc_echo_echo_proto.Services().Get(0), map[string]rpc.Handler{"Echo": func(ctx context.Context, _ proto.Message) (proto.Message, error) {
+	_, addr = serve(t, rpc.ServerOptions{}, echo.NewEchoService(echoFunc(func(ctx context.Context, _ *echo.EchoRequest) (*echo.EchoResponse, error) {
 		list, err := rpc.FromContext(ctx).AcceptStreams(rpc.StreamOptions{})
 		if err != nil {
 			return nil, err
 		}
 		accepted <- list[0]
 		return &echo.EchoResponse{Message: proto.String("")}, nil
-	}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := s.Register(v); err != nil {
-		t.Fatal(err)
-	}
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	served := make(chan error, 1)
-	go func() { served <- s.Serve(l) }()
-	t.Cleanup(func() {
-		if err := errors.Join(s.Close(), <-served); err != nil {
-			t.Error(err)
-		}
-	})
-	return l.Addr().String(), accepted
+	})))
+	return addr, accepted
 }
 
 // side uses one end of a stream at random: it sends numbered messages, receives, and finally

@@ -126,7 +126,7 @@ var mayImport = map[string]string{
 	"internal/breaker":      "errdefs",
 	"rpc":                   onMem + " wire rpc/chain rpc/internal/",
 	"rpc/chain":             onMem,
-	"rpc/echo":              "",
+	"rpc/echo":              "rpc",
 	"rpc/internal/pb":       "",
 	"rpc/internal/frame":    onMem + " wire rpc/chain",
 	"rpc/internal/golden":   "",

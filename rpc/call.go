@@ -2,6 +2,7 @@ package rpc
 
 import (
 	"context"
+	"crypto/tls"
 	"net"
 
 	"github.com/kvlane/kvlane/errdefs"
@@ -83,6 +84,19 @@ type callKey struct{}
 func FromContext(ctx context.Context) *Call {
 	c, _ := ctx.Value(callKey{}).(*Call)
 	return c
+}
+
+type connKey struct{}
+
+// TLSState returns the state of the TLS connection of a context that a handler or
+// ServerOptions.Authenticate has received, or nil if the connection is plain.
+func TLSState(ctx context.Context) *tls.ConnectionState {
+	c, ok := ctx.Value(connKey{}).(*tls.Conn)
+	if !ok {
+		return nil
+	}
+	state := c.ConnectionState()
+	return &state
 }
 
 // newCall returns the call of a request.

@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"strings"
 	"sync"
@@ -30,14 +31,16 @@ const (
 type ClientOptions struct {
 	// Connections selects how connections are used.
 	Connections Connections
-	// TLS encrypts the connections. nil: they are plain.
+	// TLS encrypts the connections. nil: they are plain. Without a ServerName the server's certificate
+	// is checked for the host of the address.
 	TLS *tls.Config
 	// Credential is sent with the first request of each connection.
 	Credential []byte
 	// MaxIdle limits the idle connections of a pool. Default: 64.
 	MaxIdle int
 	// DialTimeout limits a connection attempt. After a failed attempt, calls fail immediately for a
-	// delay that doubles from MinBackoff to MaxBackoff. Defaults: 3 s, 50 ms and 5 s.
+	// delay that doubles from MinBackoff to MaxBackoff, give or take 20%. Defaults: 3 s, 50 ms and
+	// 5 s.
 	DialTimeout, MinBackoff, MaxBackoff time.Duration
 	// MaxBodyBytes limits a response with its attachment, before and after decompression, and
 	// MaxMetaBytes its meta.
@@ -74,16 +77,26 @@ type Client struct {
 	o                ClientOptions
 	lastID           atomic.Int64
 
+	ctx    context.Context // of attempts for the single connection; ends with Close
+	cancel context.CancelFunc
+	group  sync.WaitGroup // these attempts, and readers of connections
+
 	mu      sync.Mutex
 	conns   map[*clientConn]struct{}
 	single  *clientConn
+	dialing *dialAttempt  // for the single connection; nil: none
 	idle    []*clientConn // of a pool; the last element was used last
-	dialing chan struct{} // closed when the attempt for the single connection has ended
 	backoff time.Duration
 	retryAt time.Time
 	lastErr error
 	closed  bool
-	group   sync.WaitGroup // readers of connections
+}
+
+// dialAttempt is an attempt to connect, for which several calls may wait.
+type dialAttempt struct {
+	done chan struct{} // closed when the fields below are set
+	conn *clientConn
+	err  error
 }
 
 // NewClient returns a client of the server at HOST:PORT or unix:PATH. It connects at the first
@@ -95,9 +108,13 @@ func NewClient(address string, o ClientOptions) (*Client, error) {
 	c := &Client{network: "tcp", address: address, o: o, conns: make(map[*clientConn]struct{})}
 	if path, ok := strings.CutPrefix(address, "unix:"); ok {
 		c.network, c.address = "unix", path
-	} else if _, _, err := net.SplitHostPort(address); err != nil {
+	} else if host, _, err := net.SplitHostPort(address); err != nil {
 		return nil, fmt.Errorf("make rpc client of %q: not HOST:PORT or unix:PATH: %w", address, errdefs.ErrInvalid)
+	} else if o.TLS != nil && o.TLS.ServerName == "" {
+		c.o.TLS = o.TLS.Clone()
+		c.o.TLS.ServerName = host
 	}
+	c.ctx, c.cancel = context.WithCancel(context.Background())
 	return c, nil
 }
 
@@ -105,37 +122,53 @@ func NewClient(address string, o ClientOptions) (*Client, error) {
 // When ctx ends, it returns TimedOut or Canceled, and a late response is dropped. All errors are an
 // *Error.
 func (c *Client) Call(ctx context.Context, method string, in, out proto.Message, options ...CallOption) error {
-	return c.call(ctx, method, in, out, options, nil)
+	r, err := NewRequest(method, in, options...)
+	if err != nil {
+		return err
+	}
+	defer r.Release()
+	response, err := c.Do(ctx, r)
+	if err != nil {
+		return err
+	}
+	return response.Decode(out)
 }
 
-// call makes a call. prepare may change its options after its connection was chosen.
-func (c *Client) call(ctx context.Context, method string, in, out proto.Message, options []CallOption, prepare func(*clientConn, *callOptions) error) error {
-	var o callOptions
-	for _, set := range options {
-		set(&o)
-	}
-	defer o.attachment.Release()
-	service, name, ok := strings.Cut(method, "/")
-	if !ok || service == "" || name == "" {
-		return &Error{BadRequest, fmt.Sprintf("method %q is not SERVICE/METHOD", method), errdefs.ErrInvalid}
-	}
+// Do sends a request and waits for its response. It returns an *Error if there is no response:
+// ErrNotSent if the server cannot have received the request, and the errors of Call. An error that
+// the server has sent is in the response. The caller must decode or release the response.
+func (c *Client) Do(ctx context.Context, r *Request) (Response, error) {
+	return c.do(ctx, r, nil)
+}
+
+// do is Do. prepare may change the request after its connection was chosen.
+func (c *Client) do(ctx context.Context, r *Request, prepare func(*clientConn) error) (Response, error) {
 	conn, err := c.take(ctx)
 	if err != nil {
-		return callError(ctx, err)
+		return Response{}, callError(ctx, notSent(err))
 	}
 	var p *pendingCall
 	if prepare != nil {
-		err = prepare(conn, &o)
+		err = prepare(conn)
 	}
 	if err == nil {
-		p, err = conn.start(ctx, service, name, in, &o)
+		p, err = conn.start(ctx, r)
 	}
 	if err == nil {
 		err = conn.await(ctx, p)
 	}
 	c.give(conn, err)
+	if err != nil {
+		return Response{}, callError(ctx, err)
+	}
+	return Response{p, r, c.o.MaxBodyBytes}, nil
+}
+
+// Connect connects to the server if no connection is open. It returns the errors of Call.
+func (c *Client) Connect(ctx context.Context) error {
+	conn, err := c.take(ctx)
 	if err == nil {
-		err = p.finish(out, &o, c.o.MaxBodyBytes)
+		c.give(conn, nil)
 	}
 	return callError(ctx, err)
 }
@@ -150,12 +183,19 @@ func callError(ctx context.Context, err error) error {
 		return e
 	case errors.Is(err, errdefs.ErrBusy):
 		return &Error{Overcrowded, "too many bytes wait for the server", err}
-	case errors.Is(context.Cause(ctx), context.DeadlineExceeded) || errors.Is(err, context.DeadlineExceeded):
+	case timedOut(ctx):
 		return &Error{TimedOut, "no response in time", err}
 	case ctx.Err() != nil:
 		return &Error{Canceled, "the call was cancelled", err}
 	}
 	return &Error{FailedSocket, "the connection failed", err}
+}
+
+// timedOut reports whether the deadline of ctx has passed. A dial with this deadline may fail before
+// ctx ends.
+func timedOut(ctx context.Context) bool {
+	end, ok := ctx.Deadline()
+	return ok && !time.Now().Before(end) && !errors.Is(ctx.Err(), context.Canceled)
 }
 
 // take returns a connection for a call.
@@ -178,37 +218,39 @@ func (c *Client) take(ctx context.Context) (*clientConn, error) {
 	return c.dial(ctx)
 }
 
-// takeSingle returns the connection of all calls. One call at a time connects.
+// takeSingle returns the connection of all calls. An attempt to connect continues if the call that
+// began it ends, so that deadlines that are shorter than the attempt do not prevent the connection.
 func (c *Client) takeSingle(ctx context.Context) (*clientConn, error) {
-	for {
-		c.mu.Lock()
-		switch {
-		case c.closed:
-			c.mu.Unlock()
-			return nil, fmt.Errorf("call %s: %w", c.address, errdefs.ErrClosed)
-		case c.single != nil:
-			defer c.mu.Unlock()
-			return c.single, nil
-		case c.dialing == nil:
-			c.dialing = make(chan struct{})
-			c.mu.Unlock()
-			conn, err := c.dial(ctx)
+	c.mu.Lock()
+	if c.closed {
+		c.mu.Unlock()
+		return nil, fmt.Errorf("call %s: %w", c.address, errdefs.ErrClosed)
+	}
+	if conn := c.single; conn != nil {
+		c.mu.Unlock()
+		return conn, nil
+	}
+	d := c.dialing
+	if d == nil {
+		d = &dialAttempt{done: make(chan struct{})}
+		c.dialing = d
+		c.group.Go(func() {
+			conn, err := c.dial(c.ctx)
 			c.mu.Lock()
 			defer c.mu.Unlock()
-			close(c.dialing)
-			c.dialing = nil
+			d.conn, d.err, c.dialing = conn, err, nil
 			if err == nil && !conn.broken() {
 				c.single = conn
 			}
-			return conn, err
-		}
-		wait := c.dialing
-		c.mu.Unlock()
-		select {
-		case <-wait:
-		case <-ctx.Done():
-			return nil, context.Cause(ctx)
-		}
+			close(d.done)
+		})
+	}
+	c.mu.Unlock()
+	select {
+	case <-d.done:
+		return d.conn, d.err
+	case <-ctx.Done():
+		return nil, fmt.Errorf("connect to %s: %w", c.address, context.Cause(ctx))
 	}
 }
 
@@ -236,7 +278,8 @@ func (c *Client) dial(ctx context.Context) (*clientConn, error) {
 	if err != nil {
 		if ctx.Err() == nil { // the server's fault
 			c.backoff = min(max(2*c.backoff, c.o.MinBackoff), c.o.MaxBackoff)
-			c.retryAt, c.lastErr = time.Now().Add(c.backoff), err
+			jittered := time.Duration(float64(c.backoff) * (0.8 + 0.4*rand.Float64()))
+			c.retryAt, c.lastErr = time.Now().Add(jittered), err
 		}
 		return nil, fmt.Errorf("connect to %s: %w", c.address, err)
 	}
@@ -286,6 +329,7 @@ func (c *Client) forget(conn *clientConn) {
 // Close closes all connections. Calls in progress fail with FailedSocket. Later calls of Close do
 // nothing.
 func (c *Client) Close() error {
+	c.cancel()
 	c.mu.Lock()
 	c.closed = true
 	conns := make([]*clientConn, 0, len(c.conns))

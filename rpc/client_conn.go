@@ -73,10 +73,11 @@ func (c *clientConn) close(err error) {
 }
 
 // start sends a request. On success the caller calls await.
-func (c *clientConn) start(ctx context.Context, service, name string, in proto.Message, o *callOptions) (*pendingCall, error) {
+func (c *clientConn) start(ctx context.Context, r *Request) (*pendingCall, error) {
 	p := &pendingCall{id: c.c.lastID.Add(1), done: make(chan struct{}, 1)}
+	o := &r.o
 	meta := &pb.Meta{
-		Request:       &pb.Request{ServiceName: &service, MethodName: &name},
+		Request:       &pb.Request{ServiceName: &r.service, MethodName: &r.method},
 		CompressType:  proto.Int32(int32(o.compression)),
 		CorrelationId: &p.id,
 		ContentType:   proto.Int32(int32(o.content)),
@@ -86,29 +87,19 @@ func (c *clientConn) start(ctx context.Context, service, name string, in proto.M
 		meta.StreamSettings = settings(o.streams)
 	}
 	setRequest(ctx, meta.Request, o)
-	message, err := encode(in, o.content, o.compression)
-	if err != nil {
-		return nil, &Error{BadRequest, "the request does not encode", err}
+	if n := o.attachment.Len(); n > 0 {
+		meta.AttachmentSize = proto.Int32(int32(n))
 	}
-	if n := int64(len(message)) + o.attachment.Len(); n > maxFrameData {
-		return nil, Errorf(BadRequest, "a request of %d bytes with its attachment, of at most %d", n, int64(maxFrameData))
-	}
-	if o.attachment.Len() > 0 {
-		meta.AttachmentSize = proto.Int32(int32(o.attachment.Len()))
-	}
-	if o.checksum != NoChecksum {
-		if meta.ChecksumValue, err = checksum(message, o.attachment, o.checksum == CRC32CAll); err != nil {
-			return nil, &Error{BadRequest, "the attachment has no checksum", err}
-		}
-		meta.ChecksumType = proto.Int32(checksumCRC32C)
+	if r.checksum != nil {
+		meta.ChecksumType, meta.ChecksumValue = proto.Int32(checksumCRC32C), r.checksum
 		if o.checksum == CRC32CAll {
 			meta.ChecksumWithAttachment = proto.Bool(true)
 		}
 	}
 	if err := c.register(p); err != nil {
-		return nil, err
+		return nil, notSent(err)
 	}
-	if err := c.send(meta, message, o.attachment); err != nil {
+	if err := c.send(meta, r.message, o.attachment); err != nil {
 		c.withdraw(p)
 		return nil, err
 	}
@@ -160,16 +151,16 @@ func (c *clientConn) withdraw(p *pendingCall) {
 // send queues a request. The first one of the connection has the credential. The caller still owns
 // the attachment.
 func (c *clientConn) send(meta *pb.Meta, message []byte, attachment *chain.Chain) error {
+	introduces := false
 	if len(c.c.o.Credential) > 0 && !c.introduced.Load() {
 		c.first.Lock()
 		defer c.first.Unlock()
-		if !c.introduced.Load() {
+		if introduces = !c.introduced.Load(); introduces {
 			meta.AuthenticationData = c.c.o.Credential
-			defer c.introduced.Store(true)
 		}
 	}
 	if c.out.overcrowded() {
-		return Errorf(Overcrowded, "more than %d bytes wait for the server", c.c.o.MaxUnsentBytes)
+		return &Error{Overcrowded, fmt.Sprintf("more than %d bytes wait for the server", c.c.o.MaxUnsentBytes), ErrNotSent}
 	}
 	copied, err := attachment.Slice(0, attachment.Len())
 	if err != nil {
@@ -179,6 +170,9 @@ func (c *clientConn) send(meta *pb.Meta, message []byte, attachment *chain.Chain
 	if err != nil {
 		copied.Release()
 		return &Error{BadRequest, "the attachment cannot be sent", err}
+	}
+	if introduces {
+		defer c.introduced.Store(true)
 	}
 	return c.out.write(o)
 }
@@ -287,34 +281,4 @@ func (c *clientConn) respondInStream(data *chain.Chain) error {
 func (p *pendingCall) release() {
 	p.message.Release()
 	p.attachment.Release()
-}
-
-// finish decodes a response.
-func (p *pendingCall) finish(out proto.Message, o *callOptions, limit int64) error {
-	defer p.release()
-	if o.gotFields != nil {
-		*o.gotFields = p.meta.GetUserFields()
-	}
-	if r := p.meta.GetResponse(); r.GetErrorCode() != 0 {
-		return &Error{Code: Code(r.GetErrorCode()), Text: r.GetErrorText()}
-	}
-	message, err := contiguous(p.message)
-	if err == nil {
-		err = verify(p.meta, message, p.attachment)
-	}
-	if err == nil {
-		err = decode(message, out, Content(p.meta.GetContentType()), Compression(p.meta.GetCompressType()), limit)
-	}
-	if err != nil {
-		return &Error{BadResponse, "the response does not decode", err}
-	}
-	if len(o.streams) > 0 {
-		if err := p.accept(o.streams); err != nil {
-			return err
-		}
-	}
-	if o.gotAttachment != nil {
-		o.gotAttachment.Append(p.attachment)
-	}
-	return nil
 }

@@ -18,8 +18,13 @@ func (c *Client) OpenStreams(ctx context.Context, method string, in, out proto.M
 	if c.o.Connections != Single || n < 1 {
 		return nil, &Error{BadRequest, "streams need a single connection, and at least one stream", errdefs.ErrInvalid}
 	}
+	r, err := NewRequest(method, in, options...)
+	if err != nil {
+		return nil, err
+	}
+	defer r.Release()
 	var list []*Stream
-	err := c.call(ctx, method, in, out, options, func(conn *clientConn, call *callOptions) error {
+	response, err := c.do(ctx, r, func(conn *clientConn) error {
 		for range n {
 			s, err := conn.streams.open(o)
 			if err != nil {
@@ -30,9 +35,12 @@ func (c *Client) OpenStreams(ctx context.Context, method string, in, out proto.M
 		list[0].mu.Lock()
 		list[0].respond = conn.respondInStream
 		list[0].mu.Unlock()
-		call.streams = list
+		r.o.streams = list
 		return nil
 	})
+	if err == nil {
+		err = response.Decode(out)
+	}
 	if err != nil {
 		for _, s := range list {
 			s.fail(err)

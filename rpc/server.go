@@ -30,7 +30,8 @@ type ServerOptions struct {
 	// TLS encrypts the connections. nil: they are plain.
 	TLS *tls.Config
 	// Authenticate checks the credential in the first request of each connection and returns the
-	// Identity of its calls. An error closes the connection. nil: credentials are ignored.
+	// Identity of its calls. An error closes the connection. nil: credentials are ignored. TLSState
+	// returns the state of the connection.
 	Authenticate func(ctx context.Context, credential []byte, remote net.Addr) (identity any, err error)
 	// Interceptors run around every handler, the first one outermost.
 	Interceptors []Interceptor
@@ -172,7 +173,7 @@ func (s *Server) accept(conn net.Conn) {
 	c := &serverConn{s: s, conn: conn, out: newWriter(conn, s.o.Stall, s.o.MaxUnsentBytes)}
 	c.changed = sync.NewCond(&c.mu)
 	c.streams = newStreamTable(c.out, s.o.MaxBodyBytes)
-	c.ctx, c.cancel = context.WithCancel(s.ctx)
+	c.ctx, c.cancel = context.WithCancel(context.WithValue(s.ctx, connKey{}, conn))
 	c.slot = s.slots.Take(func() { _ = conn.Close() }) // called to make space for another connection
 	s.mu.Lock()
 	if s.stopping || c.slot == nil {

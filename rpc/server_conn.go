@@ -125,7 +125,7 @@ func (c *serverConn) request(in *frame.Reader, meta *pb.Meta) error {
 // authenticate checks the credential of the first request.
 func (c *serverConn) authenticate(meta *pb.Meta) (err error) {
 	if c.s.o.Authenticate != nil {
-		ctx, cancel := context.WithTimeout(c.s.ctx, c.s.o.Stall)
+		ctx, cancel := context.WithTimeout(c.ctx, c.s.o.Stall)
 		defer cancel()
 		if c.identity, err = c.s.o.Authenticate(ctx, meta.GetAuthenticationData(), c.conn.RemoteAddr()); err != nil {
 			return fmt.Errorf("authenticate %s: %w", c.conn.RemoteAddr(), err)

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/kvlane/kvlane/bench"
+	"github.com/kvlane/kvlane/bench/rounds"
 	"github.com/kvlane/kvlane/internal/present"
 )
 
@@ -33,20 +34,12 @@ type Report struct {
 	Incomplete string `json:"incomplete,omitempty"`
 }
 
-// Point is the result of one subject with one piece length and depth. Rates and costs are medians
-// of the rounds. Latencies include all rounds.
+// Point is the result of one subject with one piece length and depth.
 type Point struct {
-	Subject      string  `json:"subject"`
-	Bytes        int64   `json:"bytes"`
-	Depth        int     `json:"depth"`
-	Ops          int64   `json:"ops"`
-	OpsPerSecond float64 `json:"ops_per_s"`
-	GBps         float64 `json:"gb_per_s"` // 1e9 bytes of pieces per second
-	P50Micros    float64 `json:"p50_us"`
-	P99Micros    float64 `json:"p99_us"`
-	P999Micros   float64 `json:"p999_us"`
-	CPUMicros    float64 `json:"cpu_us"` // CPU time of the process per operation, client and server
-	Allocs       float64 `json:"allocs"` // heap allocations per operation, client and server
+	rounds.Result
+	Bytes int64   `json:"bytes"`
+	Depth int     `json:"depth"`
+	GBps  float64 `json:"gb_per_s"` // 1e9 bytes of pieces per second
 }
 
 // of returns the rate of p as a fraction of the rate of subject with the same length and depth.

@@ -9,7 +9,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kvlane/kvlane/bench"
+	"github.com/zeebo/xxh3"
+
+	"github.com/kvlane/kvlane/bench/rounds"
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/testkit"
 )
@@ -81,50 +83,22 @@ func TestOptionsOutOfRange(t *testing.T) {
 	}
 }
 
-// The baseline allocates no memory for a request.
-func TestSocketsAllocateNothingForARequest(t *testing.T) {
-	s, err := openSockets(t.Context(), make([]byte, 4096), 64)
-	must(t, err)
-	defer func() { must(t, s.close()) }()
-	d, all := new(times), 20*time.Millisecond
-	must(t, s.run(all, d))
-	before := bench.UsageNow()
-	must(t, s.run(all, d))
-	if n := before.Since().Allocs; n > 50 && n > uint64(d.total/100) {
-		t.Errorf("%d allocations for %d requests", n, d.total)
-	}
-}
-
 func TestWrongBytesFail(t *testing.T) {
-	s, err := openSockets(t.Context(), make([]byte, 4096), 2)
-	must(t, err)
-	defer func() { must(t, s.close()) }()
-	s.sum++
-	if err := s.run(time.Millisecond, new(times)); !errors.Is(err, errdefs.ErrCorrupt) {
+	piece := make([]byte, 4096)
+	check := checkPiece(len(piece), xxh3.Hash(piece))
+	result := append([]byte("head"), piece...)
+	must(t, check(result))
+	result[5] = 1
+	if err := check(result); !errors.Is(err, errdefs.ErrCorrupt) {
 		t.Errorf("%v, want ErrCorrupt", err)
 	}
 	r, err := open(t.Context(), 4096, 2)
 	must(t, err)
 	defer func() { must(t, r.close(t.Context())) }()
-	must(t, r.subjects[2].run(time.Millisecond, new(times)))
+	must(t, r.subjects[2].Run(time.Millisecond, new(rounds.Times)))
 	must(t, r.check())
 	r.slots[1].Bytes()[7] ^= 1
 	if err := r.check(); !errors.Is(err, errdefs.ErrCorrupt) {
 		t.Errorf("%v, want ErrCorrupt", err)
-	}
-}
-
-func TestPercentilesAreCloseToTheTimes(t *testing.T) {
-	all := new(times)
-	for i := range 1000 {
-		all.add(time.Duration(i+1) * time.Microsecond)
-	}
-	for part, want := range map[float64]float64{0.5: 501, 0.99: 991, 0.999: 1000} {
-		if got := all.micros(part); got < want*0.999 || got > want*1.04 {
-			t.Errorf("%v of the times: %v us, want %v", part, got, want)
-		}
-	}
-	if got := new(times).micros(0.5); got != 0 {
-		t.Errorf("no times: %v", got)
 	}
 }

@@ -7,11 +7,12 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net"
-	"sync"
 	"time"
 
 	"github.com/zeebo/xxh3"
 
+	"github.com/kvlane/kvlane/bench/rounds"
+	"github.com/kvlane/kvlane/bench/sockets"
 	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/blockio"
 	"github.com/kvlane/kvlane/blockio/server"
@@ -24,22 +25,15 @@ import (
 
 // Names of subjects.
 const (
-	Memory  = "memory"  // copies from the server's memory
-	Sockets = "sockets" // plain sockets that pipeline the same frames
-	TCP     = "tcp"     // client of a block server, one piece per call
-	Batch   = "batch"   // client of a block server, depth pieces per call
+	Memory  = "memory"     // copies from the server's memory
+	Sockets = sockets.Name // plain sockets that pipeline the same frames
+	TCP     = "tcp"        // client of a block server, one piece per call
+	Batch   = "batch"      // client of a block server, depth pieces per call
 )
 
 // spareBytes is memory of the server for its size classes, in addition to twice the length of the
 // images.
 const spareBytes = 64 << 20
-
-// subject is a method of retrieving blocks that is measured.
-type subject interface {
-	name() string
-	// run keeps requests in progress for a duration, and adds their times.
-	run(d time.Duration, t *times) error
-}
 
 // rig has the blocks of a point and the resources of the subjects.
 type rig struct {
@@ -49,10 +43,10 @@ type rig struct {
 	space    *blockhost.Space
 	server   *server.Server
 	client   *blockio.Client
-	sockets  *sockets
+	sockets  *sockets.Sockets
 	memory   []byte
 	slots    []mem.Extent // one piece each
-	subjects []subject
+	subjects []rounds.Subject
 }
 
 // open allocates memory, starts the server and connects the clients.
@@ -88,7 +82,7 @@ func open(ctx context.Context, bytes int64, depth int) (_ *rig, err error) {
 	if r.sockets, err = openSockets(ctx, piece, depth); err != nil {
 		return nil, err
 	}
-	r.subjects = []subject{&pool{r, xxh3.Hash(piece)}, r.sockets, &tcp{r}}
+	r.subjects = []rounds.Subject{&pool{r, xxh3.Hash(piece)}, r.sockets, &tcp{r}}
 	if depth > 1 {
 		r.subjects = append(r.subjects, &batch{r})
 	}
@@ -148,40 +142,17 @@ func (r *rig) fill(ctx context.Context) error {
 
 func key(i int) block.Key { return block.Key{1, byte(i), byte(i >> 8)} }
 
-// parallel runs a goroutine for each slot, which calls f until the duration has passed, but at
-// least once.
-func (r *rig) parallel(d time.Duration, t *times, f func(i int) error) error {
-	end, all, errs := time.Now().Add(d), make([]times, r.depth), make([]error, r.depth)
-	var workers sync.WaitGroup
-	for i := range r.depth {
-		workers.Go(func() {
-			last := time.Now()
-			for again := true; again; again = last.Before(end) && errs[i] == nil {
-				errs[i] = f(i)
-				now := time.Now()
-				all[i].add(now.Sub(last))
-				last = now
-			}
-		})
-	}
-	workers.Wait()
-	for i := range all {
-		t.merge(&all[i])
-	}
-	return errors.Join(errs...)
-}
-
 // pool copies pieces from the server's memory.
 type pool struct {
 	*rig
 	sum uint64
 }
 
-func (*pool) name() string { return Memory }
+func (*pool) Name() string { return Memory }
 
-func (p *pool) run(d time.Duration, t *times) error {
+func (p *pool) Run(d time.Duration, t *rounds.Times) error {
 	off := p.format.Layout.ShardOff(0)
-	return p.parallel(d, t, func(i int) error {
+	return rounds.Parallel(p.depth, d, t, func(i int, _ bool) error {
 		b, err := p.space.Get(key(i))
 		if err != nil {
 			return err
@@ -199,11 +170,11 @@ func (p *pool) run(d time.Duration, t *times) error {
 // tcp retrieves one piece per call.
 type tcp struct{ *rig }
 
-func (*tcp) name() string { return TCP }
+func (*tcp) Name() string { return TCP }
 
-func (c *tcp) run(d time.Duration, t *times) error {
+func (c *tcp) Run(d time.Duration, t *rounds.Times) error {
 	pieces, errs := c.pieces(), make([]error, c.depth)
-	return c.parallel(d, t, func(i int) error {
+	return rounds.Parallel(c.depth, d, t, func(i int, _ bool) error {
 		c.client.Retrieve(context.Background(), pieces[i:i+1], errs[i:i+1])
 		return errs[i]
 	})
@@ -223,9 +194,9 @@ func (r *rig) pieces() []blockio.Piece {
 // batch retrieves the pieces of all slots in one call.
 type batch struct{ *rig }
 
-func (*batch) name() string { return Batch }
+func (*batch) Name() string { return Batch }
 
-func (b *batch) run(d time.Duration, t *times) error {
+func (b *batch) Run(d time.Duration, t *rounds.Times) error {
 	pieces, errs := b.pieces(), make([]error, b.depth)
 	end := time.Now().Add(d)
 	for last := time.Now(); last.Before(end); {
@@ -235,7 +206,7 @@ func (b *batch) run(d time.Duration, t *times) error {
 		}
 		now := time.Now()
 		for range pieces {
-			t.add(now.Sub(last))
+			t.Add(now.Sub(last))
 		}
 		last = now
 	}
@@ -262,7 +233,7 @@ func (r *rig) close(ctx context.Context) error {
 	ctx = context.WithoutCancel(ctx)
 	var errs []error
 	if r.sockets != nil {
-		errs = append(errs, r.sockets.close())
+		errs = append(errs, r.sockets.Close())
 	}
 	if r.client != nil {
 		errs = append(errs, r.client.Close(ctx))

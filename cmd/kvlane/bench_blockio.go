@@ -61,16 +61,8 @@ func (f *benchBlockio) measure(cmd *cobra.Command) error {
 	f.run.Progress = progress
 	r, err := blocks.Run(cmd.Context(), f.run)
 	finish()
-	return printMeasured(cmd.Context(), r, err, func() (err error) {
+	return printMeasured(cmd.Context(), r, err, func() error {
 		r.Command = commandLine()
-		if f.json {
-			err = writeJSON(cmd, r)
-		} else {
-			err = r.WriteText(cmd.OutOrStdout())
-		}
-		if err == nil && f.out != "" {
-			err = writeFile(f.out, r)
-		}
-		return err
+		return outputReport(cmd, r, f.json, f.out)
 	})
 }

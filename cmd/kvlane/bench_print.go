@@ -91,6 +91,23 @@ func writeFile(name string, r any) error {
 	return nil
 }
 
+// textReport is a report that has a text form.
+type textReport interface{ WriteText(w io.Writer) error }
+
+// outputReport prints a report, as text or JSON. Unless out is empty, it also replaces that file with
+// the report as JSON.
+func outputReport(cmd *cobra.Command, r textReport, asJSON bool, out string) (err error) {
+	if asJSON {
+		err = writeJSON(cmd, r)
+	} else {
+		err = r.WriteText(cmd.OutOrStdout())
+	}
+	if err == nil && out != "" {
+		err = writeFile(out, r)
+	}
+	return err
+}
+
 // comparing are the flags of a comparison with an earlier run.
 type comparing struct{ with, noise, failAbove string }
 

@@ -60,11 +60,7 @@ moves are not encrypted.`,
 	fl.StringVar(&f.fileDir, "file-dir", "", "directory of blocks, one file each, below a directory for each tenant and identity")
 	fl.StringVar(&f.logDir, "log-dir", "", "the same with a log for each identity")
 	fl.Var(sizeValue{&f.diskBytes}, "disk-bytes", "bytes on disk of each tenant; with --log-dir of each identity")
-	fl.BoolVar(&f.credentials.Insecure, "insecure", false, "listen on other than loopback addresses without client credentials")
-	fl.StringVar(&f.credentials.CertFile, "tls-cert", "", "PEM file of the server's certificate; enables TLS")
-	fl.StringVar(&f.credentials.KeyFile, "tls-key", "", "PEM file of its private key")
-	fl.StringVar(&f.credentials.ClientCAFile, "tls-client-ca", "", "PEM file of authorities; each client needs a certificate of one")
-	fl.StringVar(&f.credentials.TokensFile, "tokens", "", "file with a tenant and a token in each line; each client needs a token")
+	registerServerCredentials(fl, &f.credentials)
 	f.rdma.registerNICs(fl)
 	cmd.MarkFlagsMutuallyExclusive("file-dir", "log-dir")
 	return cmd

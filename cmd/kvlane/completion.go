@@ -63,6 +63,9 @@ var offers = map[string]cobra.CompletionFunc{
 	"tls-key":                 completeFiles,
 	"tls-client-ca":           completeFiles,
 	"tokens":                  completeFiles,
+	"tls-ca":                  completeFiles,
+	"token":                   completeFiles,
+	"attachment":              completeFiles,
 	"dir":                     completeDirs,
 }
 

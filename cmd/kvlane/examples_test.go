@@ -35,7 +35,8 @@ var (
 
 // examples maps beginnings of command lines to their configuration; the longest match applies.
 // Examples without a match run unchanged. TestTransferExamples runs those of transfers, which need
-// a second process, TestDemo that of demo, and TestBlockServersPage those of blockd.
+// a second process, TestDemo that of demo, TestBlockServersPage those of blockd, and TestRPCExamples
+// those of RPC servers.
 var examples = map[string]example{
 	"replay":                              {small: []string{"--device", "sim", "--cache-bytes", "8MiB"}},
 	"replay trace.jsonl --speed":          {small: []string{"--device", "sim", "--cache-bytes", "8MiB"}, want: "threshold missed: hit_rate"},
@@ -52,6 +53,7 @@ var examples = map[string]example{
 	"bench file":                          {small: smallFile, want: "refuses O_DIRECT"},
 	"bench file --dir /mnt/nvme --device": {want: noGPU},
 	"bench blockio":                       {small: []string{"--duration", "2ms", "--rounds", "1"}},
+	"rpc bench":                           {small: []string{"--duration", "2ms", "--rounds", "1"}},
 }
 
 // Every command has examples, and all examples work.
@@ -88,7 +90,8 @@ func TestExamples(t *testing.T) {
 		return cmp.Compare(beginOf(b, order), beginOf(a, order))
 	})
 	for _, line := range lines {
-		if strings.HasPrefix(line, "transfer ") || strings.HasPrefix(line, "bench transfer ") || line == "demo" || strings.HasPrefix(line, "blockd ") {
+		if strings.HasPrefix(line, "transfer ") || strings.HasPrefix(line, "bench transfer ") || line == "demo" || strings.HasPrefix(line, "blockd ") ||
+			strings.HasPrefix(line, "rpc serve ") || strings.Contains(line, "--addr ") {
 			continue
 		}
 		var e example

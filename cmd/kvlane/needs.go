@@ -79,6 +79,10 @@ var needs = append(settingNeeds(), []need{
 		met: settings.Either(settings.Given("tokens"), settings.Given("tls-client-ca")), lacks: "--tokens FILE or --tls-client-ca FILE",
 	},
 	{
+		commands: []string{"rpc bench"}, flags: []string{"tls-ca", "tls-cert", "tls-key", "token"},
+		met: settings.Given("addr"), lacks: "--addr HOST:PORT",
+	},
+	{
 		commands: []string{"bench copy"}, flags: []string{"budget"},
 		met: settings.Is("reps", "0"), clashes: "--reps, which determines the duration",
 	},

@@ -36,6 +36,9 @@ var alwaysEffective = map[string]string{
 	"transfer serve":    "protocol metadata name listen buffer-size use-vram",
 	"transfer metadata": "listen",
 	"blockd":            "listen cache-bytes tenant-bytes file-dir log-dir insecure tls-cert tls-key tls-client-ca tokens",
+	"rpc serve":         "listen insecure tls-cert tls-key tls-client-ca tokens",
+	"rpc call":          "addr message attachment out timeout tls-ca tls-cert tls-key token",
+	"rpc bench":         "addr callers sizes attachments rounds duration timeout json out",
 	"transfer probe":    "protocol metadata timeout json",
 	"transfer ls":       "protocol metadata timeout json",
 	"transfer put":      "protocol metadata timeout buffer offset notify",
@@ -76,6 +79,7 @@ var clash = map[string][]string{
 var meets = map[string][]string{
 	"--file-dir DIR":                        {"--file-dir", "d"},
 	"--log-dir DIR":                         {"--log-dir", "d"},
+	"--addr HOST:PORT":                      {"--addr", "127.0.0.1:1"},
 	"--remote":                              {"--remote", "127.0.0.1:1"},
 	"--file-dir DIR or --log-dir DIR":       {"--log-dir", "d"},
 	"--gdr auto or --gdr require":           {"--gdr", "require"},

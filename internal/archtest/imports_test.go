@@ -118,7 +118,10 @@ var mayImport = map[string]string{
 	"bench/interference":    onDevice + " stream stream/copy/measure",
 	"bench/transfer":        onDevice + " internal/present stream bench share metadata rdma/rail wire transfer transfer/mooncake internal/sys/hostmem",
 	"bench/matmul":          onDevice + " internal/sys/cublaslt",
-	"bench/blocks":          onDevice + " internal/present bench block blockio blockio/server wire internal/auth internal/blockhost internal/sys/hostmem",
+	"bench/rounds":          "bench",
+	"bench/sockets":         "bench/rounds internal/sys/hostmem",
+	"bench/calls":           onMem + " internal/present bench bench/rounds bench/sockets rpc rpc/chain rpc/echo",
+	"bench/blocks":          onDevice + " internal/present bench bench/rounds bench/sockets block blockio blockio/server wire internal/auth internal/blockhost internal/sys/hostmem",
 	"telemetry":             anyPlain + " store store/manager stream/copy/plan stream/file transfer wire blockio/gateway blockio/server internal/blockhost internal/dirfs",
 	"telemetry/profiles":    "errdefs telemetry",
 	"internal/leak":         "",
@@ -195,7 +198,7 @@ var mayImport = map[string]string{
 	"internal/capi": anyPlain + " share store tier/cache internal/inuse internal/settings ROOT",
 	"cmd/libkvlane": "errdefs mem block internal/capi internal/dirfs ROOT",
 	"examples/":     "mem block device stream ROOT",
-	"cmd/":          anyPlain + " gdr metadata profile share topology blockio blockio/gateway blockio/server transfer transfer/ wire store replay doctor bench bench/ telemetry telemetry/profiles device/ stream/ tier/ internal/ ROOT",
+	"cmd/":          anyPlain + " gdr metadata profile share topology blockio blockio/gateway blockio/server rpc rpc/ transfer transfer/ wire store replay doctor bench bench/ telemetry telemetry/profiles device/ stream/ tier/ internal/ ROOT",
 }
 
 func TestImportGraph(t *testing.T) {

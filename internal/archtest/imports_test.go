@@ -132,6 +132,8 @@ var mayImport = map[string]string{
 	"rpc/echo":              "rpc",
 	"rpc/internal/pb":       "",
 	"rpc/internal/frame":    onMem + " wire rpc/chain",
+	"rpc/internal/hello":    "errdefs rdma",
+	"rpc/internal/endpoint": onMem + " rdma rdma/channel rdma/registry rpc/chain rpc/internal/hello",
 	"rpc/internal/golden":   "",
 	"internal/auth":         "errdefs",
 	"internal/mounts":       "",

@@ -100,7 +100,8 @@ verbs: ## run the tests of RDMA, files on NFS, a second user and a cut link in a
 	$(GUEST) $(CURDIR)/tools/rxe/run -run Verbs ./transfer
 	$(GUEST) '$(CURDIR)/tools/rxe/run -l 2%' -run Verbs ./transfer
 	$(GUEST) $(CURDIR)/tools/rxe/run -run '^TestLinkIsCut$$' ./transfer
-	$(GUEST) $(CURDIR)/tools/rxe/run -run VerbsBenchTransfer ./cmd/kvlane
+	$(GUEST) $(CURDIR)/tools/rxe/run -run 'Verbs(BenchTransfer|Replay|StoppedBlockd)' ./cmd/kvlane
+	$(GUEST) '$(CURDIR)/tools/rxe/run -l 2% -t 600' -run 'Verbs(Replay|StoppedBlockd)' ./cmd/kvlane
 
 # Each mutant is built as an overlay: nothing of the tree is changed.
 mutants: ## apply each named defect to the source and check that its test fails

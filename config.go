@@ -202,6 +202,10 @@ type StoreConfig struct {
 	RemoteCert  string `config:"remote_cert"`
 	RemoteKey   string `config:"remote_key"`
 	RemoteToken string `config:"remote_token"`
+	// RemoteRDMA lets block servers read and write the cache's memory through a NIC of Config.RDMA.
+	// The servers must authenticate the engine. Without a NIC, and with servers that refuse, blocks
+	// pass over sockets; Engine.Notes has the reason.
+	RemoteRDMA bool `config:"remote_rdma"`
 	// Direct selects whether blocks are copied between files and the device without pinned memory.
 	// Empty: DirectAuto.
 	Direct Direct `config:"direct"`

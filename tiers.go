@@ -9,6 +9,7 @@ import (
 	"slices"
 
 	"github.com/kvlane/kvlane/block"
+	"github.com/kvlane/kvlane/blockio"
 	"github.com/kvlane/kvlane/internal/dirfs"
 	"github.com/kvlane/kvlane/internal/settings"
 	"github.com/kvlane/kvlane/tier/cache"
@@ -65,7 +66,9 @@ func (e *Engine) openLower(ctx context.Context) error {
 		if row.New == nil {
 			continue // the cache
 		}
-		c := row.Config(&e.cfg.Store, e.groups.blocks(ctx, e.directFiles()))
+		b := e.groups.blocks(ctx, e.directFiles())
+		b.OpenNIC = func() (*blockio.RDMAOptions, string, error) { return e.openRemoteNIC(ctx) }
+		c := row.Config(&e.cfg.Store, b)
 		t, err := c.OpenTier(ctx)
 		if err != nil {
 			return err // the error names the operation

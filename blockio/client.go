@@ -57,6 +57,8 @@ type ClientStats struct {
 	Corrupt       int64 // entries whose checksum was wrong
 	Remote        int64 // sub-batches that were sent by RDMA
 	RemoteRefused int64 // connections without RDMA, because the server or the NIC refused it
+	RemoteMissed  int64 // sub-batches that were sent over the socket of a connection with RDMA
+	Refusal       error // last reason of RemoteRefused
 }
 
 // Client stores and retrieves pieces of blocks at a server, over one connection at a time. It opens
@@ -71,10 +73,12 @@ type Client struct {
 	slots  *slots        // nil: without RDMA
 	dial   chan struct{} // buffers one; held while the connection is replaced
 
-	mu     sync.Mutex
-	conn   *conn
-	closed bool
-	shared context.Context // of calls without a deadline
+	mu      sync.Mutex
+	conn    *conn
+	closed  bool
+	refused int64           // connections without RDMA
+	refusal error           // reason of the last one
+	shared  context.Context // of calls without a deadline
 
 	batchPool sync.Pool // of *batch
 
@@ -150,7 +154,10 @@ func (c *Client) Stats() ClientStats {
 		FenceTimeouts: c.fenceTimeouts.Load(), Corrupt: c.corrupt.Load(),
 	}
 	if c.slots != nil {
-		s.Remote, s.RemoteRefused = c.slots.sent.Load(), c.slots.refused.Load()
+		s.Remote, s.RemoteMissed = c.slots.sent.Load(), c.slots.missed.Load()
+		c.mu.Lock()
+		s.RemoteRefused, s.Refusal = c.refused, c.refusal
+		c.mu.Unlock()
 	}
 	return s
 }
@@ -224,6 +231,9 @@ func (c *Client) connect(ctx context.Context) (*conn, error) {
 	c.connections.Add(1)
 	c.mu.Lock()
 	c.conn = conn
+	if conn.refusal != nil {
+		c.refused, c.refusal = c.refused+1, conn.refusal
+	}
 	closed := c.closed
 	c.mu.Unlock()
 	if closed {

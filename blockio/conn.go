@@ -57,15 +57,16 @@ func (k *call) control() bool { return Control(k.request.Op) }
 // was sent ends with its result, or after both goroutines have returned: nothing accesses its
 // memory then.
 type conn struct {
-	nc     net.Conn
-	w      *wire.FrameWriter
-	r      *wire.FrameReader
-	link   *link // nil: without RDMA
-	limits Limits
-	boot   [16]byte
-	wake   chan struct{} // buffers one
-	stop   chan struct{} // closed by fail
-	ended  chan struct{} // closed after the last call has ended
+	nc      net.Conn
+	w       *wire.FrameWriter
+	r       *wire.FrameReader
+	link    *link // nil: without RDMA
+	refusal error // of RDMA, or nil
+	limits  Limits
+	boot    [16]byte
+	wake    chan struct{} // buffers one
+	stop    chan struct{} // closed by fail
+	ended   chan struct{} // closed after the last call has ended
 
 	expected time.Time // the read deadline was set then; the reading goroutine's
 
@@ -83,10 +84,7 @@ func openConn(ctx context.Context, nc net.Conn, h *Hello, s *slots) (*conn, erro
 	stop := context.AfterFunc(ctx, func() { _ = nc.SetDeadline(time.Unix(1, 0)) })
 	c, err := sayHello(nc, h)
 	if err == nil && s != nil {
-		var refusal error
-		if c.link, refusal, err = c.attach(s); refusal != nil {
-			s.refused.Add(1)
-		}
+		c.link, c.refusal, err = c.attach(s)
 	}
 	if err == nil && !stop() {
 		err = context.Cause(ctx)

@@ -48,7 +48,9 @@ func (c *conn) attach(s *slots) (_ *link, refusal, err error) {
 	q := Request{Op: OpAttach, ID: c.id, RemainingMillis: lostAfter * c.limits.KeepAliveMillis, Endpoint: pair.Endpoint}
 	r, err := c.exchange(&q)
 	if err == nil {
-		if refusal = r.Status.Err(); refusal == nil {
+		if refusal = r.Status.Err(); refusal != nil {
+			refusal = fmt.Errorf("the server refuses RDMA: %w", refusal)
+		} else {
 			refusal = pair.Connect(r.Endpoint)
 		}
 	}
@@ -102,6 +104,7 @@ func closeChannel(ch *channel.Channel) {
 // send sends a call. It reports false if the call must go over the socket.
 func (l *link) send(k *call) (bool, error) {
 	if !l.s.prepare(k) {
+		l.s.missed.Add(1)
 		return false, nil
 	}
 	l.mu.Lock()

@@ -60,7 +60,7 @@ type slots struct {
 	count        int // of each
 	sends, flags *mem.Buffers
 
-	sent, refused atomic.Int64
+	sent, missed atomic.Int64
 }
 
 // openSlots allocates a request and a flag for each credit.

@@ -126,7 +126,7 @@ func TestDefectDeviceForTransfers(t *testing.T) {
 	defer func() { closed(t, p.Close()) }()
 	n := &NICs{closes: unwind.New()}
 	defer func() { closed(t, n.Close(context.Background())) }()
-	if err := n.openNICs(p, nil, false); err != nil {
+	if err := n.openNICs(p, &device.Info{NUMANode: -1}, nil, false); err != nil {
 		t.Fatal(err)
 	}
 	nics, err := n.Transfers()
@@ -175,7 +175,7 @@ func TestDefectConnectionIsTriedAgainInSilence(t *testing.T) {
 	}
 	t.Cleanup(func() { closed(t, p.Close()) })
 	n := &NICs{cfg: Config{Provider: Soft, Count: 2}, closes: unwind.New()}
-	if err := n.openNICs(retrying{p, map[string]int64{"soft0": 3, "soft1": 4}}, nil, false); err != nil {
+	if err := n.openNICs(retrying{p, map[string]int64{"soft0": 3, "soft1": 4}}, &device.Info{NUMANode: -1}, nil, false); err != nil {
 		t.Fatal(err)
 	}
 	transfers, err := n.Transfers()

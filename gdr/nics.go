@@ -51,9 +51,26 @@ func Open(dev device.Device, c Config, openCopy func() (stream.Stream, error)) (
 	return open(dev, c, openCopy, c.Provider != Soft)
 }
 
+// OpenHost opens the NICs that c selects for a device, for host memory only. They are NICs of p,
+// which the caller closes later. If p is nil, c selects the provider, and software NICs copy with the
+// CPU. Errors are those of Open.
+func OpenHost(place device.Info, c Config, p rdma.Provider) (*NICs, error) {
+	return openFor(p, &place, nil, c, nil, false)
+}
+
 // open implements Open. If exports is true, NICs access the memory that dev exports, and dev is
 // flushed after NIC writes.
-func open(dev device.Device, c Config, openCopy func() (stream.Stream, error), exports bool) (_ *NICs, err error) {
+func open(dev device.Device, c Config, openCopy func() (stream.Stream, error), exports bool) (*NICs, error) {
+	place := device.Info{NUMANode: -1}
+	if dev != nil {
+		place = dev.Info()
+	}
+	return openFor(nil, &place, dev, c, openCopy, exports)
+}
+
+// openFor opens the NICs for a device at place. dev is nil for host memory only, and provider is nil
+// unless the caller has it.
+func openFor(provider rdma.Provider, place *device.Info, dev device.Device, c Config, openCopy func() (stream.Stream, error), exports bool) (_ *NICs, err error) {
 	if err := c.Validate(); err != nil {
 		return nil, err
 	}
@@ -66,11 +83,12 @@ func open(dev device.Device, c Config, openCopy func() (stream.Stream, error), e
 	if dev != nil && openCopy == nil {
 		openCopy = func() (stream.Stream, error) { return streamcopy.Open(dev, streamcopy.Options{}) }
 	}
-	provider, err := n.openProvider(dev, openCopy)
-	if err != nil {
-		return nil, err
+	if provider == nil {
+		if provider, err = n.openProvider(dev, openCopy); err != nil {
+			return nil, err
+		}
 	}
-	if err := n.openNICs(provider, dev, exports); err != nil {
+	if err := n.openNICs(provider, place, dev, exports); err != nil {
 		return nil, err
 	}
 	return n, nil
@@ -88,7 +106,7 @@ func withRemedy(err error) error {
 }
 
 // openNICs opens the NICs of the provider. If dev is not nil, it tests them with memory of dev.
-func (n *NICs) openNICs(provider rdma.Provider, dev device.Device, exports bool) (err error) {
+func (n *NICs) openNICs(provider rdma.Provider, place *device.Info, dev device.Device, exports bool) (err error) {
 	var o registry.Options
 	if dev != nil && exports {
 		o.Exporter, _ = dev.(device.DMABufExporter) // not every device exports memory
@@ -97,23 +115,19 @@ func (n *NICs) openNICs(provider rdma.Provider, dev device.Device, exports bool)
 		}
 	}
 	n.dev, n.source, n.how = dev, registry.NewDevices(provider), o
-	if err := n.choose(provider, dev, o); err != nil || dev == nil {
+	if err := n.choose(provider, place, o); err != nil || dev == nil {
 		return err
 	}
 	return n.tryRegister(dev)
 }
 
-// choose opens the provider's NICs that are selected for dev.
-func (n *NICs) choose(provider rdma.Provider, dev device.Device, o registry.Options) error {
+// choose opens the provider's NICs that are selected for a device at place.
+func (n *NICs) choose(provider rdma.Provider, place *device.Info, o registry.Options) error {
 	names, err := provider.Devices()
 	if err != nil {
 		return err
 	}
-	place := device.Info{NUMANode: -1}
-	if dev != nil {
-		place = dev.Info()
-	}
-	candidates, err := topology.Choose(names, place, n.topology(place.Index))
+	candidates, err := topology.Choose(names, *place, n.topology(place.Index))
 	if err != nil {
 		return err
 	}

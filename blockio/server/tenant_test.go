@@ -2,23 +2,17 @@ package server
 
 import (
 	"context"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
 	"crypto/tls"
-	"crypto/x509"
-	"encoding/pem"
 	"errors"
-	"math/big"
 	"net"
 	"os"
 	"path/filepath"
 	"testing"
-	"time"
 
 	"github.com/kvlane/kvlane/blockio"
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/auth"
+	"github.com/kvlane/kvlane/internal/testkit"
 )
 
 const (
@@ -37,19 +31,10 @@ func tokenServer(t *testing.T) (_ *auth.Server, cert string, token func(string) 
 		must(t, os.WriteFile(path, b, 0o600))
 		return path
 	}
-	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	must(t, err)
-	template := &x509.Certificate{
-		SerialNumber: big.NewInt(1), NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour), IsCA: true, BasicConstraintsValid: true,
-		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, KeyUsage: x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature,
-	}
-	der, err := x509.CreateCertificate(rand.Reader, template, template, &private.PublicKey, private)
-	must(t, err)
-	keyDER, err := x509.MarshalPKCS8PrivateKey(private)
-	must(t, err)
-	cert = file("cert.pem", pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}))
+	certPEM, keyPEM := testkit.Certificate(t)
+	cert = file("cert.pem", certPEM)
 	a, err := auth.NewServer(auth.ServerOptions{
-		CertFile: cert, KeyFile: file("key.pem", pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: keyDER})),
+		CertFile: cert, KeyFile: file("key.pem", keyPEM),
 		TokensFile: file("tokens", []byte("a "+tokenA+"\nb "+tokenB+"\n")),
 	})
 	must(t, err)

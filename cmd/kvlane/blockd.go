@@ -117,7 +117,7 @@ func (f *blockdFlags) run(cmd *cobra.Command) (err error) {
 		slog.Warn("requests end with their connections", "error", drained)
 	}
 	t := s.Stats()
-	return out.close("%d requests of %d connections, %d refused, %d denied\n", t.Requests, t.Accepted, t.Refused, t.Denied)
+	return out.close("%d requests of %d connections, %d by RDMA, %d refused, %d denied\n", t.Requests, t.Accepted, r.requests(), t.Refused, t.Denied)
 }
 
 // closeWithin calls end with a context that is limited by closeTimeout.

@@ -8,7 +8,9 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/kvlane/kvlane/blockio/gateway"
+	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/gdr"
+	"github.com/kvlane/kvlane/internal/autonic"
 	"github.com/kvlane/kvlane/internal/sys/hostmem"
 	"github.com/kvlane/kvlane/internal/unwind"
 	"github.com/kvlane/kvlane/mem"
@@ -32,7 +34,7 @@ func (f *blockdFlags) openRDMA(cmd *cobra.Command, authenticates bool) (*blockdR
 	if err != nil {
 		return nil, err
 	}
-	why, err := r.open(c)
+	why, err := r.open(cmd.Context(), c)
 	if err == nil {
 		fmt.Fprintf(cmd.ErrOrStderr(), "clients may use RDMA: %s\n", why)
 		return r, nil
@@ -45,8 +47,8 @@ func (f *blockdFlags) openRDMA(cmd *cobra.Command, authenticates bool) (*blockdR
 }
 
 // open returns a text that describes the NIC.
-func (r *blockdRDMA) open(c gdr.Config) (string, error) {
-	n, err := gdr.Open(nil, c, nil)
+func (r *blockdRDMA) open(ctx context.Context, c gdr.Config) (string, error) {
+	n, err := gdr.OpenHost(device.Info{NUMANode: -1}, c, autonic.Provider(ctx))
 	if err != nil {
 		return "", err
 	}
@@ -57,16 +59,7 @@ func (r *blockdRDMA) open(c gdr.Config) (string, error) {
 	}
 	r.closers.AddPlain("NIC of block I/O", d.Close)
 	r.gateway, err = gateway.New(gateway.Options{
-		NIC: d.NIC, Connect: d.Connect, Kind: mem.KindHost, Memory: mem.BufferHooks{
-			Alloc: func(bytes int64) (*mem.Region, error) {
-				b, err := hostmem.Alloc(bytes)
-				if err != nil {
-					return nil, err
-				}
-				return hostmem.Region(b)
-			},
-			Free: func(m *mem.Region) error { return hostmem.Free(m.Bytes()) },
-		},
+		NIC: d.NIC, Connect: d.Connect, Kind: mem.KindHost, Memory: mem.BufferHooks{Alloc: hostmem.AllocRegion, Free: hostmem.FreeRegion},
 	})
 	if err != nil {
 		return "", err
@@ -95,4 +88,12 @@ func (r *blockdRDMA) export(m *telemetry.Metrics) {
 		m.SetBuffers("blockd-"+name, stats)
 		r.closers.AddPlain("metrics", func() error { m.SetBuffers("blockd-"+name, nil); return nil })
 	}
+}
+
+// requests returns the number of requests by RDMA.
+func (r *blockdRDMA) requests() int64 {
+	if s := r.stats(); s != nil {
+		return s.Requests
+	}
+	return 0
 }

@@ -4,16 +4,9 @@ import (
 	"bufio"
 	"bytes"
 	"context"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
-	"crypto/x509"
-	"crypto/x509/pkix"
-	"encoding/pem"
 	"errors"
 	"fmt"
 	"io"
-	"math/big"
 	"net"
 	"os"
 	"os/exec"
@@ -32,24 +25,16 @@ import (
 	"github.com/kvlane/kvlane/internal/sys/hostmem"
 	"github.com/kvlane/kvlane/internal/testkit"
 	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/rdma"
+	"github.com/kvlane/kvlane/rdma/registry"
 )
 
 // credentialFiles writes a certificate with its key, and a file of tokens, to the working directory.
 func credentialFiles(t *testing.T) {
 	t.Helper()
-	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	must(t, err)
-	template := &x509.Certificate{
-		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "server"}, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
-		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature,
-	}
-	der, err := x509.CreateCertificate(rand.Reader, template, template, &private.PublicKey, private)
-	must(t, err)
-	keyDER, err := x509.MarshalPKCS8PrivateKey(private)
-	must(t, err)
-	cert := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
+	cert, key := testkit.Certificate(t)
 	for name, b := range map[string][]byte{
-		"server.pem": cert, "clients.pem": cert, "server.key": pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: keyDER}),
+		"server.pem": cert, "clients.pem": cert, "server.key": key,
 		"tokens": []byte("team-a 0123456789abcdef\n"), "token": []byte("0123456789abcdef\n"),
 	} {
 		must(t, os.WriteFile(name, b, 0o600))
@@ -182,21 +167,27 @@ type blockClient struct {
 
 func newBlockClient(t *testing.T, addr string) *blockClient {
 	t.Helper()
+	return openBlockClient(t, blockio.ClientOptions{Dial: func(ctx context.Context) (net.Conn, error) { return new(net.Dialer).DialContext(ctx, "tcp", addr) }})
+}
+
+// openBlockClient sets the formats of o. With RDMA it registers the client's memory.
+func openBlockClient(t *testing.T, o blockio.ClientOptions) *blockClient {
+	t.Helper()
 	l, err := block.NewLayout([]int64{100_000, 50_000})
 	must(t, err)
 	f := block.Format{Identity: block.Digest{1, 2, 3}, Layout: l}
-	c, err := blockio.NewClient(blockio.ClientOptions{
-		Dial:    func(ctx context.Context) (net.Conn, error) { return new(net.Dialer).DialContext(ctx, "tcp", addr) },
-		Formats: []blockio.Format{{Identity: f.Identity, ShardBytes: l.ShardSizes()}}, Timeout: min(testkit.Patience(), time.Minute),
-		Retries: 20, // stores are busy while half of the memory waits for the disk
-	})
+	o.Formats, o.Timeout = []blockio.Format{{Identity: f.Identity, ShardBytes: l.ShardSizes()}}, min(testkit.Patience(), time.Minute)
+	o.Retries = 20 // stores are busy while half of the memory waits for the disk
+	r, err := hostmem.AllocRegion(l.ImageBytes())
+	must(t, err)
+	t.Cleanup(func() { must(t, hostmem.FreeRegion(r)) })
+	if o.RDMA != nil {
+		must(t, o.RDMA.NIC.Register(rdma.MROptions{Access: blockio.PeerAccess}, r))
+		t.Cleanup(func() { must(t, registry.Unregister(context.Background(), []*registry.Registry{o.RDMA.NIC}, r)) })
+	}
+	c, err := blockio.NewClient(o)
 	must(t, err)
 	t.Cleanup(func() { must(t, c.Close(context.Background())) })
-	b, err := hostmem.Alloc(l.ImageBytes())
-	must(t, err)
-	t.Cleanup(func() { must(t, hostmem.Free(b)) })
-	r, err := hostmem.Region(b)
-	must(t, err)
 	return &blockClient{c, f, mem.Extent{Region: r, Len: l.ImageBytes()}}
 }
 
@@ -244,7 +235,7 @@ func TestBlockdReturnsBlocksAfterRestarts(t *testing.T) {
 		for n := range 10 {
 			c.store(t, n)
 		}
-		if rest, err := s.end(t, syscall.SIGTERM); err != nil || !strings.Contains(rest, "0 refused, 0 denied") {
+		if rest, err := s.end(t, syscall.SIGTERM); err != nil || !strings.Contains(rest, "0 by RDMA, 0 refused, 0 denied") {
 			t.Errorf("%s: %v, %q, %s", flag, err, rest, s.stderr.String())
 		}
 		s = startBlockd(t, bin, s.addr, args...)
@@ -272,33 +263,53 @@ func TestBlockdReturnsBlocksAfterRestarts(t *testing.T) {
 // that is reused afterwards does not change when the server goes on.
 func TestStoppedBlockd(t *testing.T) {
 	s := startBlockd(t, command(t), "127.0.0.1:0", "--cache-bytes", "16MiB")
-	c := newBlockClient(t, s.addr)
+	s.stopInMidBatch(t, func() *blockClient { return newBlockClient(t, s.addr) })
+	_, err := s.end(t, syscall.SIGTERM)
+	must(t, err)
+}
+
+// stopInMidBatch stops the process while a client retrieves, and later continues it.
+func (s *blockServer) stopInMidBatch(t *testing.T, client func() *blockClient) {
+	t.Helper()
+	c, other := client(), client()
 	for n := range 4 {
 		c.store(t, n)
 	}
-	for round := range 3 {
+	for round := range 4 {
 		must(t, c.retrieve(t.Context(), t, round)) // it opens the connection
-		s.pause(t)
-		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
-		start := time.Now()
-		err := c.retrieve(ctx, t, round)
-		took := time.Since(start)
-		cancel()
-		if !errors.Is(err, errdefs.ErrCanceled) || took > testkit.Patience()/10+time.Second {
-			t.Errorf("a call to a stopped server: %v after %v", err, took)
+		stopped := make(chan struct{})
+		go func() {
+			defer close(stopped)
+			time.Sleep(time.Duration(round) * 700 * time.Microsecond)
+			s.pause(t)
+		}()
+		var err error
+		var took time.Duration
+		timeout := testkit.Patience() / 500
+		for err == nil {
+			ctx, cancel := context.WithTimeout(t.Context(), timeout)
+			start := time.Now()
+			err = c.retrieve(ctx, t, round)
+			took = time.Since(start)
+			cancel()
 		}
+		<-stopped
+		if !errors.Is(err, errdefs.ErrCanceled) || took > timeout+time.Second {
+			t.Errorf("a call to a stopped server: %v after %v, with a deadline of %v", err, took, timeout)
+		}
+		t.Logf("the call ended %v after its deadline", took-timeout)
 		reused := c.memory.Bytes()
 		for i := range reused {
 			reused[i] = 0xa5
 		}
 		must(t, s.Process.Signal(syscall.SIGCONT))
-		other := newBlockClient(t, s.addr)
 		must(t, other.retrieve(t.Context(), t, 3)) // the server has gone on
 		time.Sleep(20 * time.Millisecond)
 		if n := bytes.Count(reused, []byte{0xa5}); n != len(reused) {
 			t.Errorf("%d bytes of reused memory have changed", len(reused)-n)
 		}
 	}
-	_, err := s.end(t, syscall.SIGTERM)
-	must(t, err)
+	if st := c.Stats(); st.Fences < 4 || st.FenceTimeouts < 4 {
+		t.Errorf("statistics of the client %+v", st)
+	}
 }

@@ -1,15 +1,18 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"testing"
 	"time"
 
+	"github.com/kvlane/kvlane/blockio/gateway"
 	"github.com/kvlane/kvlane/blockio/server"
 	"github.com/kvlane/kvlane/internal/auth"
 	"github.com/kvlane/kvlane/internal/blockhost"
 	"github.com/kvlane/kvlane/internal/testkit"
+	"github.com/kvlane/kvlane/rdma/registry"
 	"github.com/kvlane/kvlane/replay"
 )
 
@@ -18,6 +21,12 @@ type remoteServer struct {
 	addr   string
 	host   *blockhost.Host
 	server *server.Server
+
+	devices     *registry.Devices // nil: without RDMA
+	set         *registry.Set
+	gateway     *gateway.Gateway
+	credentials auth.ServerOptions
+	remote      int64 // requests by RDMA, of all starts
 }
 
 func newRemoteServer(t *testing.T) *remoteServer {
@@ -31,15 +40,14 @@ func newRemoteServer(t *testing.T) *remoteServer {
 // start starts the server without blocks.
 func (s *remoteServer) start(t *testing.T) {
 	t.Helper()
-	credentials, err := auth.NewServer(auth.ServerOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	credentials, err := auth.NewServer(s.credentials)
+	must(t, err)
+	s.startRDMA(t)
 	if s.host, err = blockhost.New(blockhost.Options{CapacityBytes: 1 << 30}); err != nil {
 		t.Fatal(err)
 	}
 	for end := time.Now().Add(testkit.Patience()); ; time.Sleep(time.Millisecond) {
-		if s.server, err = server.New(server.Options{Host: s.host, Auth: credentials}); err != nil {
+		if s.server, err = server.New(server.Options{Host: s.host, Auth: credentials, RDMA: s.gateway}); err != nil {
 			t.Fatal(err)
 		}
 		addr, err := s.server.Listen(context.Background(), s.addr)
@@ -62,6 +70,7 @@ func (s *remoteServer) stop(t *testing.T) {
 	if err := s.host.Close(context.Background()); err != nil {
 		t.Error(err)
 	}
+	s.stopRDMA(t)
 }
 
 // The only server loses its blocks and restarts 20 times during a replay: misses, but no errors and
@@ -72,24 +81,37 @@ func TestReplayWhileTheServerRestarts(t *testing.T) {
 		"replay", conversation, "--device", "sim", "--json", "--log-level", "error", "--limit", "60", "--cache-bytes", "1MiB",
 		"--pipeline", "cache|remote", "--remote", s.addr, "--remote-timeout-ms", "200",
 	}
-	run := func() (r replay.Report) {
-		t.Helper()
-		code, stdout, stderr := execute(t, args...)
-		if err := json.Unmarshal([]byte(stdout), &r); code != exitOK || err != nil {
-			t.Fatalf("exit code %d, %v, standard error %q", code, err, stderr)
-		}
-		return r
+	replayDuringRestarts(t.Context(), t, args, 25*time.Millisecond, func() {
+		s.stop(t)
+		time.Sleep(5 * time.Millisecond)
+		s.start(t)
+	})
+}
+
+// replayReport runs a replay with a report in JSON.
+func replayReport(ctx context.Context, t *testing.T, args ...string) (r replay.Report) {
+	t.Helper()
+	var out, errs bytes.Buffer
+	code := run(ctx, args, &out, &errs)
+	if err := json.Unmarshal(out.Bytes(), &r); code != exitOK || err != nil {
+		t.Fatalf("%q: exit code %d, %v, standard error %q", args, code, err, errs.String())
 	}
+	return r
+}
+
+// replayDuringRestarts runs replays while restart is called 20 times. It returns the report of the
+// first replay, before the restarts.
+func replayDuringRestarts(ctx context.Context, t *testing.T, args []string, pause time.Duration, restart func()) replay.Report {
+	t.Helper()
+	run := func() replay.Report { return replayReport(ctx, t, args...) }
 	whole := run()
 	done := make(chan struct{})
 	restarts, runs := 0, 0
 	go func() {
 		defer close(done)
 		for ; restarts < 20; restarts++ {
-			time.Sleep(25 * time.Millisecond)
-			s.stop(t)
-			time.Sleep(5 * time.Millisecond)
-			s.start(t)
+			time.Sleep(pause)
+			restart()
 		}
 	}()
 	ended := func() bool {
@@ -113,4 +135,5 @@ func TestReplayWhileTheServerRestarts(t *testing.T) {
 	if r := run(); r.PrefixHits < whole.PrefixHits || r.Mismatches != 0 { // the server has the blocks of the previous replay
 		t.Errorf("after the restarts: %d hits, want at least %d", r.PrefixHits, whole.PrefixHits)
 	}
+	return whole
 }

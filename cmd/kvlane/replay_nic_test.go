@@ -48,6 +48,9 @@ func TestReplayReportsWhyThereIsNoNIC(t *testing.T) {
 		{[]string{"--gdr", "require", "--nic", "no-such-nic"}, exitFailure, []string{"gdr requires a NIC: "}},
 		{[]string{"--gdr", "require", "--rdma-provider", "soft", "--nic", "no-such-nic"}, exitFailure, []string{`"no-such-nic"`, "soft0"}},
 		{[]string{"--gdr", "auto", "--nic", "no-such-nic"}, exitOK, []string{"copies do not use a NIC: "}},
+		{[]string{"--remote", "127.0.0.1:1", "--remote-rdma", "--nic", "no-such-nic"}, exitOK, []string{"blocks pass to block servers over sockets: "}},
+		{[]string{"--remote", "127.0.0.1:1", "--remote-rdma", "--rdma-provider", "soft"}, exitOK, []string{"NICs in software reach no other process"}},
+		{[]string{"--remote", "127.0.0.1:1", "--nic", "no-such-nic"}, exitUsage, []string{"--gdr auto, --gdr require or --remote-rdma"}},
 		{[]string{"--gdr", "auto", "--rdma-provider", "soft"}, exitUsage, []string{"which only --gdr require takes"}},
 		{
 			[]string{"--gdr", "often", "--rdma-provider", "fpga", "--nic", "a,a", "--rdma-port", "-1", "--rdma-gid-index", "-7", "--rdma-mtu", "9000", "--rdma-queue-pairs", "-2"},

@@ -146,7 +146,7 @@ var mayImport = map[string]string{
 	"internal/fault":        "errdefs",
 	"internal/acceptance":   "", // except for its tests
 	"internal/archtest":     "",
-	"internal/autonic":      "",
+	"internal/autonic":      "rdma",
 	"internal/codepaths":    "device ROOT",
 	"internal/stress":       "", // except for its tests
 	"internal/sys/dl":       "errdefs internal/leak",
@@ -196,7 +196,7 @@ var mayImport = map[string]string{
 	"internal/kept":   "errdefs",
 
 	// The root package and the commands assemble everything.
-	"":              anyPlain + " gdr metadata profile share store store/manager telemetry transfer transfer/ device/ stream/ tier/ internal/",
+	"":              anyPlain + " blockio gdr rdma rdma/registry metadata profile share store store/manager telemetry transfer transfer/ device/ stream/ tier/ internal/",
 	"internal/capi": anyPlain + " share store tier/cache internal/inuse internal/settings ROOT",
 	"cmd/libkvlane": "errdefs mem block internal/capi internal/dirfs ROOT",
 	"examples/":     "mem block device stream ROOT",

@@ -15,7 +15,7 @@ type Rule struct {
 	Lacks, Clashes string
 }
 
-// RDMANames are the settings that select NICs.
+// RDMANames are the settings that select NICs. The last one is for copies only.
 var RDMANames = []string{"rdma-provider", "nic", "rdma-port", "rdma-gid-index", "rdma-mtu", "rdma-queue-pairs"}
 
 // Rules are checked before a command runs, and when a library reads a file.
@@ -25,7 +25,9 @@ var Rules = append(tierRules(), []Rule{
 	{Names: []string{"calibrate"}, Commands: replay, Met: IsNot("device", "host"), Clashes: "--device host, which has one path"},
 	{Names: []string{"calibrate"}, Commands: replay, Met: Either(IsNot("device", "sim"), Is("gdr", "auto")), Clashes: "--device sim, which needs no measurement"},
 	{Names: []string{"gdr"}, Commands: replay, Met: Either(IsNot("gdr", "auto"), Is("path", "auto")), Clashes: "a forced --path"},
-	{Names: RDMANames, Commands: []string{"replay", "demo", "calibrate"}, Met: IsNot("gdr", "off"), Lacks: "--gdr auto or --gdr require"},
+	{Names: RDMANames, Commands: []string{"demo", "calibrate"}, Met: IsNot("gdr", "off"), Lacks: "--gdr auto or --gdr require"},
+	{Names: RDMANames[:len(RDMANames)-1], Commands: replay, Met: Either(IsNot("gdr", "off"), Is("remote-rdma", "true")), Lacks: "--gdr auto, --gdr require or --remote-rdma"},
+	{Names: RDMANames[len(RDMANames)-1:], Commands: replay, Met: IsNot("gdr", "off"), Lacks: "--gdr auto or --gdr require"},
 	{Names: []string{"gdr"}, Commands: []string{"replay", "demo", "calibrate"}, Met: Either(IsNot("gdr", "auto"), IsNot("rdma-provider", "soft")), Clashes: "--rdma-provider soft, which only --gdr require takes"},
 }...)
 

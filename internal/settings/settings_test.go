@@ -46,6 +46,7 @@ type config struct {
 		RemoteCert string           `config:"remote_cert"`
 		RemoteKey  string           `config:"remote_key"`
 		RemoteTok  string           `config:"remote_token"`
+		RemoteRDMA bool             `config:"remote_rdma"`
 		Direct     string           `config:"direct"`
 	} `config:"store"`
 	RDMA struct {

@@ -41,8 +41,9 @@ type Tier struct {
 type TierBlocks struct {
 	Formats    block.Formats
 	Identities []block.Identity
-	FS         dirfs.FS     // nil: the operating system's file system
-	Direct     dirfs.Direct // nil: direct storage is not used
+	FS         dirfs.FS       // nil: the operating system's file system
+	Direct     dirfs.Direct   // nil: direct storage is not used
+	OpenNIC    remote.OpenNIC // nil: block servers use sockets
 }
 
 // TierConfig is the configuration of a durable tier.
@@ -95,8 +96,9 @@ var Tiers = []Tier{
 			{Key: "store.remote_cert", Name: "remote-cert", Doc: "file with the client's certificate for block servers, in PEM", Default: "none", Flag: none},
 			{Key: "store.remote_key", Name: "remote-key", Doc: "file with the private key of `remote_cert`", Default: "none", Flag: none},
 			{Key: "store.remote_token", Name: "remote-token", Doc: "file with the client's token for block servers", Default: "none", Flag: none},
+			{Key: "store.remote_rdma", Name: "remote-rdma", Kind: Bool, Doc: "block servers access the cache's memory by RDMA, if there is a NIC and they authenticate the client; otherwise sockets", Default: "false"},
 		},
-		New: func(b TierBlocks) TierConfig { return &remote.Config{Formats: b.Formats} },
+		New: func(b TierBlocks) TierConfig { return &remote.Config{Formats: b.Formats, OpenNIC: b.OpenNIC} },
 	},
 }
 

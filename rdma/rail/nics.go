@@ -148,15 +148,9 @@ func (n *NICs) open(access rdma.Access) (_ *Domain, err error) {
 // plain allocates host memory that is not pinned for a device.
 type plain struct{}
 
-func (plain) AllocHost(n int64) (*mem.Region, error) {
-	b, err := hostmem.Alloc(n)
-	if err != nil {
-		return nil, err
-	}
-	return hostmem.Region(b)
-}
+func (plain) AllocHost(n int64) (*mem.Region, error) { return hostmem.AllocRegion(n) }
 
-func (plain) Free(r *mem.Region) error { return hostmem.Free(r.Bytes()) }
+func (plain) Free(r *mem.Region) error { return hostmem.FreeRegion(r) }
 
 // Register registers r with all NICs or with none and returns its key for each NIC. The key's
 // address is near base and has the same offset within a page as r. Register returns ErrExists for

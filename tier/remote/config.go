@@ -51,9 +51,17 @@ type Config struct {
 	Writes int
 	// Breaker are the options of each server's breaker.
 	Breaker breaker.Options
+	// UseRDMA lets the servers access the memory of blocks by the NIC that OpenNIC opens. Without
+	// OpenNIC, and if it fails or a server refuses, blocks pass over sockets. Notes has the reason.
+	UseRDMA bool `config:"remote_rdma"`
+	OpenNIC OpenNIC
 	// Dial replaces TCP and TLS in tests.
 	Dial func(ctx context.Context, address string) (net.Conn, error)
 }
+
+// OpenNIC opens a NIC with which the memory of blocks is registered, and returns a text that
+// describes it. The caller of Open closes the NIC after the tier.
+type OpenNIC func() (o *blockio.RDMAOptions, what string, err error)
 
 // Validate reports all errors. It does not access servers.
 func (c *Config) Validate() error {
@@ -94,8 +102,9 @@ func Open(ctx context.Context, c Config) (*Tier, error) {
 		c: c, placement: NewPlacement(members), locks: usage.NewKeyLocks(), pins: make(map[block.Key][]*lease), writes: make(chan struct{}, c.Writes),
 	}
 	t.ops.Init()
+	nic := t.openNIC()
 	for i := range members {
-		s, err := t.newServer(members[i], creds.Token())
+		s, err := t.newServer(members[i], creds.Token(), nic)
 		if err != nil {
 			return nil, fmt.Errorf("open remote tier: %w", err)
 		}
@@ -112,23 +121,47 @@ func dial(ctx context.Context, creds *auth.Client, address string) (net.Conn, er
 	return new(net.Dialer).DialContext(ctx, "tcp", address)
 }
 
-func (t *Tier) newServer(m metadata.Member, token []byte) (*server, error) {
+// openNIC returns the options of the NIC, or nil.
+func (t *Tier) openNIC() *blockio.RDMAOptions {
+	if !t.c.UseRDMA || t.c.OpenNIC == nil {
+		return nil
+	}
+	o, what, err := t.c.OpenNIC()
+	if err != nil {
+		t.notes = append(t.notes, fmt.Sprintf("blocks pass to block servers over sockets: %v", err))
+		return nil
+	}
+	t.notes = append(t.notes, "block servers that authenticate this process move blocks by RDMA: "+what)
+	return o
+}
+
+// newServer returns a server with a client that uses a NIC, if nic is not nil and that is possible.
+func (t *Tier) newServer(m metadata.Member, token []byte, nic *blockio.RDMAOptions) (*server, error) {
 	b, err := breaker.New(t.c.Breaker)
 	if err != nil {
 		return nil, err
 	}
 	o := blockio.ClientOptions{
 		Dial:  func(ctx context.Context) (net.Conn, error) { return t.c.Dial(ctx, m.Address) },
-		Token: token, Timeout: t.c.Timeout,
+		Token: token, Timeout: t.c.Timeout, RDMA: nic,
 	}
 	for _, f := range t.c.Formats {
 		o.Formats = append(o.Formats, blockio.Format{Identity: f.Identity, ShardBytes: f.Layout.ShardSizes()})
 	}
 	client, err := blockio.NewClient(o)
+	if err != nil && nic != nil {
+		t.noteSockets(m.Address, err)
+		o.RDMA = nil
+		client, err = blockio.NewClient(o)
+	}
 	return &server{address: m.Address, client: client, breaker: b, timeout: t.c.Timeout}, err
 }
 
-// probe notes the servers that cannot be reached.
+func (t *Tier) noteSockets(address string, why error) {
+	t.notes = append(t.notes, fmt.Sprintf("blocks of block server %s pass over sockets: %v", address, why))
+}
+
+// probe notes the servers that cannot be reached, and those that refuse RDMA.
 func (t *Tier) probe(ctx context.Context) {
 	errs := make([]error, len(t.servers))
 	var wg sync.WaitGroup
@@ -139,6 +172,9 @@ func (t *Tier) probe(ctx context.Context) {
 	for i, err := range errs {
 		if err != nil {
 			t.notes = append(t.notes, fmt.Sprintf("block server %s does not answer; its blocks are misses until it does: %v", t.servers[i].address, err))
+		}
+		if refusal := t.servers[i].client.Stats().Refusal; refusal != nil {
+			t.noteSockets(t.servers[i].address, refusal)
 		}
 	}
 }

@@ -71,6 +71,22 @@ func Region(b []byte) (*mem.Region, error) {
 	})
 }
 
+// AllocRegion is Alloc with a region of kind mem.KindHost. FreeRegion frees it.
+func AllocRegion(bytes int64) (*mem.Region, error) {
+	b, err := Alloc(bytes)
+	if err != nil {
+		return nil, err
+	}
+	r, err := Region(b)
+	if err != nil {
+		return nil, errors.Join(err, Free(b))
+	}
+	return r, nil
+}
+
+// FreeRegion frees the memory of AllocRegion.
+func FreeRegion(r *mem.Region) error { return Free(r.Bytes()) }
+
 // View returns the n bytes at addr as a slice. The memory must stay mapped while the slice is used.
 // View does not check the address; accesses to unmapped memory fault (see Guard).
 func View(addr mem.CPUAddr, n int) []byte {

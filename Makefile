@@ -22,13 +22,15 @@ RXE   := $(CURDIR)/$(BIN)/.rxe
 LOSSY := /(LocalKeys|RemoteKeys|PeerForbids|TooLongForReceive|Reset)$$
 MANY  := ^TestVerbsCarryThousandsOfRequests$$
 LONG  := ^TestVerbs(PlanByNIC|PostRefusedHalfWay)$$|/(huge_|sums$$)
+# The server of the object tier's tests.
+VERSITYGW := $(BIN)/versitygw
 GUEST := KVLANE_REQUIRE=verbs,nfs,root $(GO) test -count 1 -p 1 -timeout 20m -exec
 
 # What is shipped needs no C compiler, but for the C library, whose compiler `make lib` fetches. The race detector needs one.
 export CGO_ENABLED = 0
 
 .DEFAULT_GOAL := help
-.PHONY: build lib wheel dist python vllm sglang mooncake demo test short verbs mutants nonic lint race generate drift fuzz bench codepaths crash stress hardware-kit hardware clean help
+.PHONY: build lib wheel dist python vllm sglang mooncake object demo test short verbs mutants nonic lint race generate drift fuzz bench codepaths crash stress hardware-kit hardware clean help
 
 # SOURCE_DATE_EPOCH, seconds since 1970, is the date of builds that shall be the same again (reproducible-builds.org).
 build: ## build the binary, bin/kvlane
@@ -68,6 +70,15 @@ sglang: lib ## run SGLang's cache classes with kvlane, in an environment created
 mooncake: ## run Mooncake's transfer engine against kvlane's side of its protocol; needs Python 3.10 to 3.13, pip and apt
 	tools/mooncake $(BIN)/.mooncake
 	KVLANE_REQUIRE=mooncake KVLANE_MOONCAKE=$(CURDIR)/$(BIN)/.mooncake $(GO) test -count 1 -v -run Mooncake ./transfer/mooncake
+
+# Two servers with the protocol of S3: versitygw, built from its own module, and moto's, 60 MB below bin/.venv-moto.
+object: $(VERSITYGW) ## run the tests of the object tier on two S3 servers; needs Python 3.11 and pip
+	tools/moto $(BIN)/.venv-moto
+	KVLANE_REQUIRE=versitygw,moto KVLANE_VERSITYGW=$(CURDIR)/$(VERSITYGW) KVLANE_MOTO=$(CURDIR)/$(BIN)/.venv-moto \
+	    $(GO) test -count 1 -timeout 10m ./tier/object
+
+$(VERSITYGW): tools/versitygw/go.mod tools/versitygw/go.sum
+	$(GO) build -C tools/versitygw -trimpath -o ../../$(VERSITYGW) github.com/versity/versitygw/cmd/versitygw
 
 demo: build ## replay a small trace end to end on this machine
 	$(BIN)/kvlane demo

@@ -153,10 +153,11 @@ func (s *StreamConfig) rowBytes() int64 {
 // StoreConfig configures the store and its tiers.
 type StoreConfig struct {
 	// Pipeline names the tiers from fast to slow, as "cache|file": see docs/tiers.md. Default:
-	// "cache", followed by "file" if Dirs is not empty, by "log" if LogDir is not empty and by
-	// "remote" if Remote is not empty. A dump writes a block to each tier below the cache. A load
-	// reads it from the first tier that has it, and fills only the cache. Without the cache, blocks pass through pinned memory that does not
-	// keep them, and every load reads a lower tier.
+	// "cache", followed by "file" if Dirs is not empty, by "log" if LogDir is not empty, by "remote"
+	// if Remote is not empty and by "object" if Object is not empty. A dump writes a block to each
+	// tier below the cache. A load reads it from the first tier that has it, and fills only the
+	// cache. Without the cache, blocks pass through pinned memory that does not keep them, and every
+	// load reads a lower tier.
 	Pipeline string `config:"pipeline"`
 	// CacheBytes is the pinned host memory of the cache tier, at least two blocks and at most
 	// MaxCacheBytes. The cache holds a whole number of blocks. Open returns ErrNoMemory if the
@@ -177,8 +178,8 @@ type StoreConfig struct {
 	// Fsync defines when a block's bytes reach stable storage. With the default, file.FsyncNever,
 	// blocks survive the process; after a power failure, checksums detect incomplete blocks.
 	Fsync file.FsyncPolicy `config:"fsync"`
-	// ReadOnly opens Dirs and LogDir without changing them. They must exist, and may be on a
-	// read-only mount. Dumps go to the cache only. In a pipeline without a cache they fail with
+	// ReadOnly opens Dirs and LogDir without changing them, and does not write to Object. The
+	// directories must exist, and may be on a read-only mount. Dumps go to the cache only. In a pipeline without a cache they fail with
 	// ErrReadOnly.
 	ReadOnly bool `config:"read_only"`
 	// LogDir is the directory of the log tier, on a local disk. Only one process can open it at a
@@ -206,6 +207,24 @@ type StoreConfig struct {
 	// The servers must authenticate the engine. Without a NIC, and with servers that refuse, blocks
 	// pass over sockets; Engine.Notes has the reason.
 	RemoteRDMA bool `config:"remote_rdma"`
+	// Object is the bucket of the object tier, s3://BUCKET/PREFIX. Stores may share it.
+	Object string `config:"object"`
+	// ObjectEndpoint is the URL of the bucket's server. Empty: the SDK's.
+	ObjectEndpoint string `config:"object_endpoint"`
+	// ObjectRegion is the region of the bucket. Empty: the SDK's, or us-east-1.
+	ObjectRegion string `config:"object_region"`
+	// ObjectCA is a PEM file with authorities of the server.
+	ObjectCA string `config:"object_ca"`
+	// ObjectEncryption is the encryption at the server, AES256, aws:kms or aws:kms:dsse, and
+	// ObjectKMSKey a key of the last two. Empty: the bucket's.
+	ObjectEncryption string `config:"object_encryption"`
+	ObjectKMSKey     string `config:"object_kms_key"`
+	// ObjectTimeout bounds each operation of the object tier with its retries. Zero is the tier's
+	// default, two seconds.
+	ObjectTimeout time.Duration `config:"object_timeout_ms"`
+	// ObjectRequests bounds the requests to the bucket in progress, of reads and of writes each.
+	// Zero is the tier's default.
+	ObjectRequests int `config:"object_requests"`
 	// Direct selects whether blocks are copied between files and the device without pinned memory.
 	// Empty: DirectAuto.
 	Direct Direct `config:"direct"`

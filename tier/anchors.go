@@ -10,6 +10,10 @@ import (
 // start. The key of the first block is the anchor of the run.
 const RunBlocks = 64
 
+// PartBlocks is the number of blocks in a part of a run, counted from the start of the run. Prompts
+// that branch within a run have different parts after the branch.
+const PartBlocks = 8
+
 // Placed is a Tier that places blocks by the anchors of their runs, so that a run is in one place.
 // A store calls SetAnchors once, when it opens. It records the runs of a prompt before it uses the
 // blocks.
@@ -28,7 +32,20 @@ type Anchors struct {
 // inRun is the place of a block in its run.
 type inRun struct {
 	anchor block.Key
+	part   block.Key // the first block of its part
 	index  int
+}
+
+// next returns the place of the block key, which follows r.
+func (r inRun) next(key block.Key) inRun {
+	n := inRun{r.anchor, r.part, (r.index + 1) % RunBlocks}
+	if n.index == 0 {
+		n.anchor = key
+	}
+	if n.index%PartBlocks == 0 {
+		n.part = key
+	}
+	return n
 }
 
 // NewAnchors returns an empty Anchors for up to most blocks.
@@ -38,13 +55,20 @@ func NewAnchors(most int) *Anchors {
 
 // Of returns the anchor of a block, and false if it is not recorded.
 func (a *Anchors) Of(key block.Key) (block.Key, bool) {
+	anchor, _, ok := a.Part(key)
+	return anchor, ok
+}
+
+// Part returns the anchor of a block and the first block of its part, and false if they are not
+// recorded.
+func (a *Anchors) Part(key block.Key) (anchor, part block.Key, ok bool) {
 	if a == nil {
-		return block.Key{}, false
+		return block.Key{}, block.Key{}, false
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	r, ok := a.find(key)
-	return r.anchor, ok
+	return r.anchor, r.part, ok
 }
 
 // Prompt records the runs of a prompt. keys are its blocks from the first.
@@ -54,8 +78,10 @@ func (a *Anchors) Prompt(keys []block.Key) {
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	for i := range keys {
-		a.set(keys[i], inRun{keys[i-i%RunBlocks], i % RunBlocks})
+	last := inRun{index: RunBlocks - 1}
+	for _, key := range keys {
+		last = last.next(key)
+		a.set(key, last)
 	}
 }
 
@@ -74,14 +100,10 @@ func (a *Anchors) Follow(before block.Key, keys []block.Key) {
 	}
 	for _, key := range keys {
 		r, found := a.find(key)
-		switch {
-		case found:
-		case !known:
+		if !found && !known {
 			continue
-		case last.index == RunBlocks-1:
-			r = inRun{anchor: key}
-		default:
-			r = inRun{last.anchor, last.index + 1}
+		} else if !found {
+			r = last.next(key)
 		}
 		a.set(key, r)
 		last, known = r, true

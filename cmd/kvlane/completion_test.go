@@ -112,6 +112,8 @@ func TestCompletedValuesAreTaken(t *testing.T) {
 			args = append(args, "--log-dir", t.TempDir())
 		} else if f.Name == "pipeline" && strings.Contains(word, "remote") {
 			args = append(args, "--remote", "127.0.0.1:1")
+		} else if f.Name == "pipeline" && strings.Contains(word, "object") {
+			args = append(args, "--object", "s3://bucket", "--object-endpoint", "http://127.0.0.1:1")
 		}
 		var stderr strings.Builder
 		code := run(canceled, append(args, "--"+f.Name, word), io.Discard, &stderr)

@@ -18,7 +18,7 @@ import (
 // given.
 var alwaysEffective = map[string]string{
 	"replay": `preset layers kv-heads head-size dtype block-tokens tp tp-rank mla list-presets device device-index path verify cache-bytes
-		pipeline file-dir log-dir remote pages concurrency layerwise limit seed speed threshold json progress`,
+		pipeline file-dir log-dir remote object pages concurrency layerwise limit seed speed threshold json progress`,
 	"demo":    "device dir",
 	"doctor":  "json dir require",
 	"topo":    "json svg",
@@ -81,6 +81,7 @@ var meets = map[string][]string{
 	"--log-dir DIR":                              {"--log-dir", "d"},
 	"--addr HOST:PORT":                           {"--addr", "127.0.0.1:1"},
 	"--remote":                                   {"--remote", "127.0.0.1:1"},
+	"--object":                                   {"--object", "s3://bucket"},
 	"--file-dir DIR or --log-dir DIR":            {"--log-dir", "d"},
 	"--gdr auto or --gdr require":                {"--gdr", "require"},
 	"--tokens FILE or --tls-client-ca FILE":      {"--tokens", "tokens"},

@@ -57,6 +57,7 @@ var mayImport = map[string]string{
 	"tier/file":            onTier + " tier tier/internal/ internal/dirfs internal/leak internal/sys/hostmem",
 	"tier/log":             onTier + " tier tier/internal/ internal/dirfs internal/leak internal/sys/hostmem",
 	"tier/remote":          onTier + " tier tier/internal/ metadata blockio internal/auth internal/breaker",
+	"tier/object":          onTier + " tier tier/internal/ internal/breaker",
 
 	// The lifetime of an ordered stream, independent of the implementation that copies.
 	"stream/ordered": onDevice + " stream",
@@ -139,10 +140,11 @@ var mayImport = map[string]string{
 	"internal/mounts":       "",
 	"internal/present":      "",
 	"internal/strictjson":   "",
-	"internal/settings":     anyPlain + " store stream/copy/plan tier/cache tier/file tier/log tier/remote internal/dirfs internal/present internal/strictjson internal/ctxio",
+	"internal/settings":     anyPlain + " store stream/copy/plan tier/cache tier/file tier/log tier/remote tier/object internal/dirfs internal/present internal/strictjson internal/ctxio",
 	"internal/ctxio":        "errdefs",
 	"internal/published":    "", // except for its tests
 	"internal/testkit":      "internal/leak internal/fault",
+	"internal/s3test":       "internal/testkit",
 	"internal/fault":        "errdefs",
 	"internal/acceptance":   "", // except for its tests
 	"internal/archtest":     "",

@@ -47,6 +47,14 @@ type config struct {
 		RemoteKey  string           `config:"remote_key"`
 		RemoteTok  string           `config:"remote_token"`
 		RemoteRDMA bool             `config:"remote_rdma"`
+		Object     string           `config:"object"`
+		ObjectEnd  string           `config:"object_endpoint"`
+		ObjectReg  string           `config:"object_region"`
+		ObjectCA   string           `config:"object_ca"`
+		ObjectEnc  string           `config:"object_encryption"`
+		ObjectKMS  string           `config:"object_kms_key"`
+		ObjectMS   int              `config:"object_timeout_ms"`
+		ObjectReqs int              `config:"object_requests"`
 		Direct     string           `config:"direct"`
 	} `config:"store"`
 	RDMA struct {

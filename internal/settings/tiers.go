@@ -14,6 +14,7 @@ import (
 	"github.com/kvlane/kvlane/tier/cache"
 	"github.com/kvlane/kvlane/tier/file"
 	"github.com/kvlane/kvlane/tier/log"
+	"github.com/kvlane/kvlane/tier/object"
 	"github.com/kvlane/kvlane/tier/remote"
 )
 
@@ -99,6 +100,20 @@ var Tiers = []Tier{
 			{Key: "store.remote_rdma", Name: "remote-rdma", Kind: Bool, Doc: "block servers access the cache's memory by RDMA, if there is a NIC and they authenticate the client; otherwise sockets", Default: "false"},
 		},
 		New: func(b TierBlocks) TierConfig { return &remote.Config{Formats: b.Formats, OpenNIC: b.OpenNIC} },
+	},
+	{
+		Name: object.Name, Doc: "a bucket of S3", Page: "tiers.md",
+		Settings: []Setting{
+			{Key: "store.object", Name: "object", Doc: "bucket of the object tier, `s3://BUCKET/PREFIX`; stores of all identities and hosts may share it", Default: "none", Flag: none, FlagOnly: []string{"blockd"}},
+			{Key: "store.object_endpoint", Name: "object-endpoint", Doc: "URL of the bucket's server, such as http://10.0.0.1:9000", Default: "the AWS SDK's", Flag: none},
+			{Key: "store.object_region", Name: "object-region", Doc: "region of the bucket", Default: "the AWS SDK's, or us-east-1", Flag: none},
+			{Key: "store.object_ca", Name: "object-ca", Doc: "file with authorities of the bucket's server, in PEM", Default: "the system's", Flag: none},
+			{Key: "store.object_encryption", Name: "object-encryption", Doc: "encryption at the server: AES256, aws:kms or aws:kms:dsse", Default: "the bucket's", Flag: none},
+			{Key: "store.object_kms_key", Name: "object-kms-key", Doc: "KMS key of `object_encryption`", Default: "the bucket's", Flag: none},
+			{Key: "store.object_timeout_ms", Name: "object-timeout-ms", Kind: Int, Doc: "time of an operation with its retries, after which it is a miss", Default: "2000", Flag: "0"},
+			{Key: "store.object_requests", Name: "object-requests", Kind: Int, Doc: "requests in progress, of reads and of writes each", Default: "64", Flag: "0"},
+		},
+		New: func(b TierBlocks) TierConfig { return &object.Config{Formats: b.Formats, Identities: b.Identities} },
 	},
 }
 

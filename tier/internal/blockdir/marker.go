@@ -32,7 +32,7 @@ const (
 const (
 	markerVersion = 1
 	groupsVersion = 2       // several page groups; earlier builds refuse it
-	maxMarker     = 4 << 20 // in bytes; 4096 shards take 50,000 per group
+	MaxMarker     = 4 << 20 // in bytes; 4096 shards take 50,000 per group
 )
 
 // Kind is the way in which a directory stores blocks. It is part of the marker.
@@ -42,6 +42,8 @@ type Kind string
 const (
 	Files Kind = "kvlane block directory" // one file per block
 	Log   Kind = "kvlane log directory"   // segments of a log
+	// Objects is the kind of a folder in an object store, with one object per block.
+	Objects Kind = "kvlane block objects"
 )
 
 // Marker is the content of kvlane.json. It describes the directory.
@@ -131,7 +133,8 @@ func publicIdentity(id block.Identity) block.Identity {
 	return id
 }
 
-func (m *Marker) encode() ([]byte, error) {
+// Encode returns the content of kvlane.json.
+func (m *Marker) Encode() ([]byte, error) {
 	j := markerJSON{Format: m.Kind, Version: m.Version, Directory: m.Directory, Sum: noSum}
 	for _, g := range m.Groups {
 		j.Groups = append(j.Groups, &groupJSON{Digest: g.Digest.String(), Identity: g.Identity, ShardBytes: g.Layout.ShardSizes()})
@@ -144,9 +147,9 @@ func (m *Marker) encode() ([]byte, error) {
 	return withSum(b, noSum, sumOf(b)), err
 }
 
-// parseMarker parses kvlane.json. It returns ErrCorrupt for a malformed marker and ErrMismatch for
+// ParseMarker parses kvlane.json. It returns ErrCorrupt for a malformed marker and ErrMismatch for
 // another version.
-func parseMarker(b []byte) (Marker, error) {
+func ParseMarker(b []byte) (Marker, error) {
 	var j markerJSON
 	// Check these first: another version may have another structure, and is not damaged.
 	if err := json.Unmarshal(b, &struct {
@@ -159,8 +162,8 @@ func parseMarker(b []byte) (Marker, error) {
 	if j.Sum != "" && sumOf(withSum(b, j.Sum, noSum)) != j.Sum {
 		return Marker{}, fmt.Errorf("its checksum is wrong: %w", errdefs.ErrCorrupt)
 	}
-	if j.Format != Files && j.Format != Log {
-		return Marker{}, fmt.Errorf("format: expected %q or %q, found %q: %w", Files, Log, j.Format, errdefs.ErrCorrupt)
+	if kinds := []Kind{Files, Log, Objects}; !slices.Contains(kinds, j.Format) {
+		return Marker{}, fmt.Errorf("format: expected one of %q, found %q: %w", kinds, j.Format, errdefs.ErrCorrupt)
 	}
 	if j.Version != markerVersion && j.Version != groupsVersion {
 		return Marker{}, fmt.Errorf("version: expected %d or %d, found %d: %w", markerVersion, groupsVersion, j.Version, errdefs.ErrMismatch)
@@ -220,11 +223,11 @@ func ReadMarker(d dirfs.Dir, sort Kind) (_ Marker, err error) {
 		return Marker{}, err
 	}
 	defer func() { err = errors.Join(err, f.Close()) }()
-	b, err := io.ReadAll(io.NewSectionReader(f, 0, maxMarker))
+	b, err := io.ReadAll(io.NewSectionReader(f, 0, MaxMarker))
 	if err != nil {
 		return Marker{}, fmt.Errorf("read marker: %w", err)
 	}
-	m, err := parseMarker(b)
+	m, err := ParseMarker(b)
 	if err != nil {
 		return Marker{}, fmt.Errorf("read marker %s: %w", MarkerName, err)
 	}
@@ -274,7 +277,7 @@ func RepairMarker(d dirfs.Dir, now time.Time, m Marker) error {
 
 // PutMarker writes the marker and makes it durable. The caller holds the lock of d.
 func PutMarker(d dirfs.Dir, m Marker) error {
-	b, err := m.encode()
+	b, err := m.Encode()
 	if err != nil {
 		return err
 	}

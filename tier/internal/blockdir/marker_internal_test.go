@@ -19,22 +19,22 @@ func TestDefectFlippedMarkerIsAnotherIdentity(t *testing.T) {
 	}
 	id := block.Identity{Model: "m", Revision: noSum, DType: "bfloat16", Layout: block.LayoutKV}
 	m := NewMarker(Files, block.Formats{{Layout: layout, Identity: id.Digest()}}, []block.Identity{id})
-	good, err := m.encode()
+	good, err := m.Encode()
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := parseMarker(good); err != nil {
+	if _, err := ParseMarker(good); err != nil {
 		t.Fatal(err)
 	}
 	newer := bytes.Replace(withSum(good, sumIn(t, good), noSum), []byte(`"version": 1`), []byte(`"version": 9`), 1)
-	if _, err := parseMarker(withSum(newer, noSum, sumOf(newer))); !errors.Is(err, errdefs.ErrMismatch) {
+	if _, err := ParseMarker(withSum(newer, noSum, sumOf(newer))); !errors.Is(err, errdefs.ErrMismatch) {
 		t.Errorf("a newer version: %v", err)
 	}
 	damaged := 0
 	for i := range 8 * len(good) {
 		b := bytes.Clone(good)
 		b[i/8] ^= 1 << (i % 8)
-		got, err := parseMarker(b)
+		got, err := ParseMarker(b)
 		switch {
 		case errors.Is(err, errdefs.ErrCorrupt) && !errors.Is(err, errdefs.ErrMismatch):
 			damaged++
@@ -66,7 +66,7 @@ func FuzzParseMarker(f *testing.F) {
 	}
 	id := block.Identity{Model: "m", DType: "bfloat16", Layout: block.LayoutKV, Salt: "s"}
 	m := NewMarker(Files, block.Formats{{Layout: layout, Identity: id.Digest()}}, []block.Identity{id})
-	good, err := m.encode()
+	good, err := m.Encode()
 	if err != nil {
 		f.Fatal(err)
 	}
@@ -85,7 +85,7 @@ func FuzzParseMarker(f *testing.F) {
 	}
 	other := id
 	other.Group, other.Layers = "sliding", "1-3"
-	several, err := (&Marker{Kind: Log, Version: groupsVersion, Directory: m.Directory, Groups: append(m.Groups, Group{Digest: other.Digest(), Layout: layout})}).encode()
+	several, err := (&Marker{Kind: Log, Version: groupsVersion, Directory: m.Directory, Groups: append(m.Groups, Group{Digest: other.Digest(), Layout: layout})}).Encode()
 	if err != nil {
 		f.Fatal(err)
 	}
@@ -95,7 +95,7 @@ func FuzzParseMarker(f *testing.F) {
 	f.Add([]byte("null"))
 	f.Add([]byte(`{"format": null}`))
 	f.Fuzz(func(t *testing.T, b []byte) {
-		m, err := parseMarker(b)
+		m, err := ParseMarker(b)
 		if err != nil {
 			if !errors.Is(err, errdefs.ErrCorrupt) && !errors.Is(err, errdefs.ErrMismatch) {
 				t.Fatalf("%v is neither ErrCorrupt nor ErrMismatch", err)
@@ -103,11 +103,11 @@ func FuzzParseMarker(f *testing.F) {
 			return
 		}
 		// An accepted marker is complete: it can be written and read again.
-		b, err = m.encode()
+		b, err = m.Encode()
 		if err != nil {
 			t.Fatal(err)
 		}
-		after, err := parseMarker(b)
+		after, err := ParseMarker(b)
 		if err != nil || after.Directory != m.Directory || after.Check(m.Formats(), nil) != nil {
 			t.Fatalf("%+v became %+v, %v", m, after, err)
 		}

@@ -3,6 +3,7 @@ package rpc
 import (
 	"fmt"
 	"net"
+	"runtime"
 	"sync"
 	"time"
 
@@ -37,7 +38,11 @@ func newOutput(kind frame.Kind, meta proto.Message, message []byte, attachment *
 		return output{}, fmt.Errorf("attach device memory on a connection without RDMA: %w", errdefs.ErrNotSupported)
 	}
 	size := proto.Size(meta)
-	o := output{attachment: attachment, head: make([]byte, frame.HeaderBytes, frame.HeaderBytes+size+min(len(message), inHead))}
+	inline := message
+	if len(message) > inHead {
+		inline = nil
+	}
+	o := output{attachment: attachment, head: make([]byte, frame.HeaderBytes, frame.HeaderBytes+size+len(inline))}
 	h := frame.Header{Kind: kind, Meta: int64(size), Body: int64(size) + int64(len(message)) + attachment.Len()}
 	if err := h.Put(o.head); err != nil {
 		return o, err
@@ -46,9 +51,7 @@ func newOutput(kind frame.Kind, meta proto.Message, message []byte, attachment *
 	if o.head, err = (proto.MarshalOptions{UseCachedSize: true, Deterministic: true}).MarshalAppend(o.head, meta); err != nil {
 		return o, err
 	}
-	if len(message) <= inHead {
-		o.head = append(o.head, message...)
-	} else {
+	if o.head = append(o.head, inline...); inline == nil {
 		o.message = message
 	}
 	o.bytes = frame.HeaderBytes + h.Body
@@ -65,8 +68,9 @@ type writer struct {
 
 	mu      sync.Mutex
 	pending []output
-	bytes   int64 // length of the frames that are not written yet
-	busy    bool  // a goroutine writes
+	free    []output // memory for pending
+	bytes   int64    // length of the frames that are not written yet
+	busy    bool     // a goroutine writes
 	err     error
 
 	out  *wire.SegmentWriter // used by the goroutine that writes
@@ -103,16 +107,18 @@ func (w *writer) write(o output) error {
 		return err
 	}
 	w.bytes += o.bytes
+	w.pending = append(w.pending, o)
 	if w.busy {
-		w.pending = append(w.pending, o)
 		w.mu.Unlock()
 		return nil
 	}
 	w.busy = true
 	w.mu.Unlock()
-	err := w.flush(o)
+	if o.bytes < flushBytes {
+		runtime.Gosched() // other goroutines may add frames
+	}
 	w.mu.Lock()
-	w.done(o.bytes, err)
+	err := w.flushPending()
 	if len(w.pending) == 0 {
 		w.busy = false
 		w.mu.Unlock()
@@ -127,25 +133,33 @@ func (w *writer) write(o output) error {
 func (w *writer) drain() {
 	w.mu.Lock()
 	for len(w.pending) > 0 {
-		batch, err := w.pending, w.err
-		w.pending = nil
-		w.mu.Unlock()
-		var bytes int64
-		for _, o := range batch {
-			bytes += o.bytes
-		}
-		if err == nil {
-			err = w.flush(batch...)
-		} else {
-			for i := range batch {
-				batch[i].drop()
-			}
-		}
-		w.mu.Lock()
-		w.done(bytes, err)
+		_ = w.flushPending() // later writes return the error
 	}
 	w.busy = false
 	w.mu.Unlock()
+}
+
+// flushPending writes the queued frames. The caller holds mu, which is released during the write.
+func (w *writer) flushPending() error {
+	batch, err := w.pending, w.err
+	w.pending = w.free
+	w.mu.Unlock()
+	var bytes int64
+	for i := range batch {
+		bytes += batch[i].bytes
+	}
+	if err == nil {
+		err = w.flush(batch...)
+	} else {
+		for i := range batch {
+			batch[i].drop()
+		}
+	}
+	clear(batch)
+	w.mu.Lock()
+	w.free = batch[:0]
+	w.done(bytes, err)
+	return err
 }
 
 // done counts frames as written. The caller holds mu.

@@ -80,6 +80,20 @@ func (c *Call) AcceptStreams(o StreamOptions) ([]*Stream, error) {
 
 type callKey struct{}
 
+// callContext is the context of a handler.
+type callContext struct {
+	context.Context
+	call *Call
+}
+
+// Value returns the call, or the value of the connection's context.
+func (c *callContext) Value(key any) any {
+	if key == (callKey{}) {
+		return c.call
+	}
+	return c.Context.Value(key)
+}
+
 // FromContext returns the call of a handler's context, or nil for other contexts.
 func FromContext(ctx context.Context) *Call {
 	c, _ := ctx.Value(callKey{}).(*Call)
@@ -100,9 +114,9 @@ func TLSState(ctx context.Context) *tls.ConnectionState {
 }
 
 // newCall returns the call of a request.
-func newCall(m *method, c *serverConn, meta *pb.Meta, attachment *chain.Chain) *Call {
+func newCall(m *method, c *serverConn, meta *pb.Meta, attachment *chain.Chain) Call {
 	r := meta.GetRequest()
-	return &Call{
+	return Call{
 		Service: m.service, Method: m.Name, Remote: c.conn.RemoteAddr(), Identity: c.identity, Attachment: attachment,
 		Fields: meta.GetUserFields(), RequestID: r.GetRequestId(), LogID: r.GetLogId(),
 		table: c.streams, wanted: meta.GetStreamSettings(),

@@ -36,8 +36,9 @@ type clientConn struct {
 
 // pendingCall is a call that waits for its response.
 type pendingCall struct {
-	id   int64
-	done chan struct{} // capacity 1; a value when the fields below are set
+	id      int64
+	request metaMemory
+	done    chan struct{} // capacity 1; a value when the fields below are set
 
 	meta                *pb.Meta
 	message, attachment *chain.Chain
@@ -76,19 +77,17 @@ func (c *clientConn) close(err error) {
 func (c *clientConn) start(ctx context.Context, r *Request) (*pendingCall, error) {
 	p := &pendingCall{id: c.c.lastID.Add(1), done: make(chan struct{}, 1)}
 	o := &r.o
-	meta := &pb.Meta{
-		Request:       &pb.Request{ServiceName: &r.service, MethodName: &r.method},
-		CompressType:  proto.Int32(int32(o.compression)),
-		CorrelationId: &p.id,
-		ContentType:   proto.Int32(int32(o.content)),
-		UserFields:    o.fields,
-	}
+	m := &p.request
+	meta := &m.meta
+	m.request.ServiceName, m.request.MethodName = &r.service, &r.method
+	meta.Request, meta.CorrelationId, meta.UserFields = &m.request, &p.id, o.fields
+	meta.CompressType, meta.ContentType = m.number(int32(o.compression)), m.number(int32(o.content))
 	if len(o.streams) > 0 {
 		meta.StreamSettings = settings(o.streams)
 	}
-	setRequest(ctx, meta.Request, o)
+	setRequest(ctx, m, o)
 	if n := o.attachment.Len(); n > 0 {
-		meta.AttachmentSize = proto.Int32(int32(n))
+		meta.AttachmentSize = m.number(int32(n))
 	}
 	if r.checksum != nil {
 		meta.ChecksumType, meta.ChecksumValue = proto.Int32(checksumCRC32C), r.checksum
@@ -99,7 +98,7 @@ func (c *clientConn) start(ctx context.Context, r *Request) (*pendingCall, error
 	if err := c.register(p); err != nil {
 		return nil, notSent(err)
 	}
-	if err := c.send(meta, r.message, o.attachment); err != nil {
+	if err := c.send(meta, &r.message, o.attachment); err != nil {
 		c.withdraw(p)
 		return nil, err
 	}
@@ -107,10 +106,11 @@ func (c *clientConn) start(ctx context.Context, r *Request) (*pendingCall, error
 }
 
 // setRequest sets the optional fields of a request.
-func setRequest(ctx context.Context, r *pb.Request, o *callOptions) {
+func setRequest(ctx context.Context, m *metaMemory, o *callOptions) {
+	r := &m.request
 	set := func(field **int64, v int64) {
 		if v != 0 {
-			*field = &v
+			*field = m.id(v)
 		}
 	}
 	set(&r.LogId, o.logID)
@@ -121,7 +121,7 @@ func setRequest(ctx context.Context, r *pb.Request, o *callOptions) {
 		r.RequestId = &o.requestID
 	}
 	if end, ok := ctx.Deadline(); ok && o.sendTimeout {
-		r.TimeoutMs = proto.Int32(int32(min(max(time.Until(end).Milliseconds(), 1), 1<<31-1)))
+		r.TimeoutMs = m.number(int32(min(max(time.Until(end).Milliseconds(), 1), 1<<31-1)))
 	}
 }
 
@@ -149,8 +149,8 @@ func (c *clientConn) withdraw(p *pendingCall) {
 }
 
 // send queues a request. The first one of the connection has the credential. The caller still owns
-// the attachment.
-func (c *clientConn) send(meta *pb.Meta, message []byte, attachment *chain.Chain) error {
+// the message and the attachment.
+func (c *clientConn) send(meta *pb.Meta, message *payload, attachment *chain.Chain) error {
 	introduces := false
 	if len(c.c.o.Credential) > 0 && !c.introduced.Load() {
 		c.first.Lock()
@@ -166,10 +166,14 @@ func (c *clientConn) send(meta *pb.Meta, message []byte, attachment *chain.Chain
 	if err != nil {
 		return err
 	}
-	o, err := newOutput(frame.Message, meta, message, copied)
+	o, err := newOutput(frame.Message, meta, message.bytes, copied)
 	if err != nil {
 		copied.Release()
 		return &Error{BadRequest, "the attachment cannot be sent", err}
+	}
+	if o.message != nil && message.block != nil {
+		message.block.Retain()
+		o.block = message.block
 	}
 	if introduces {
 		defer c.introduced.Store(true)
@@ -249,10 +253,10 @@ func (c *clientConn) respondInStream(data *chain.Chain) error {
 	}
 	data.Cut(frame.HeaderBytes).Release()
 	encoded := data.Cut(h.Meta)
-	b, err := contiguous(encoded)
-	meta := new(pb.Meta)
+	b, err := encoded.Contiguous()
+	var meta *pb.Meta
 	if err == nil {
-		err = proto.Unmarshal(b, meta)
+		meta, err = decodeMeta(b)
 	}
 	encoded.Release()
 	if err != nil {

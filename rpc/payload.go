@@ -71,12 +71,32 @@ const checksumCRC32C = 1 // the value of checksum_type
 // has 31 bits. Receivers may have lower limits.
 const maxFrameData = 1<<31 - 1
 
-// encode returns a message as it is sent.
-func encode(m proto.Message, content Content, compression Compression) ([]byte, error) {
+// payload is an encoded message.
+type payload struct {
+	bytes []byte
+	block *chain.Block // memory of the bytes from a pool, or nil
+}
+
+func (p *payload) release() {
+	if p.block != nil {
+		p.block.Release()
+	}
+	*p = payload{}
+}
+
+// encode returns a message as it is sent. The caller releases it.
+func encode(m proto.Message, content Content, compression Compression) (payload, error) {
 	var b []byte
 	var err error
 	switch content {
 	case Protobuf:
+		if n := proto.Size(m); n <= chain.MaxBytes && compression == NoCompression {
+			p := payload{block: chain.Get(n)}
+			if p.bytes, err = (proto.MarshalOptions{UseCachedSize: true}).MarshalAppend(p.block.Memory()[:0], m); err != nil {
+				p.release()
+			}
+			return p, err
+		}
 		b, err = proto.Marshal(m)
 	case JSON, ProtoJSON:
 		b, err = protojson.Marshal(m)
@@ -86,9 +106,10 @@ func encode(m proto.Message, content Content, compression Compression) ([]byte, 
 		err = fmt.Errorf("content type %d: %w", content, errdefs.ErrInvalid)
 	}
 	if err != nil {
-		return nil, err
+		return payload{}, err
 	}
-	return compress(b, compression)
+	b, err = compress(b, compression)
+	return payload{bytes: b}, err
 }
 
 func compress(b []byte, compression Compression) ([]byte, error) {

@@ -30,7 +30,7 @@ func notSent(err error) error {
 // time.
 type Request struct {
 	service, method string
-	message         []byte
+	message         payload
 	checksum        []byte // nil: none
 	o               callOptions
 }
@@ -58,11 +58,11 @@ func (r *Request) encode(method string, in proto.Message) error {
 	if r.message, err = encode(in, r.o.content, r.o.compression); err != nil {
 		return &Error{BadRequest, "the request does not encode", err}
 	}
-	if n := int64(len(r.message)) + r.o.attachment.Len(); n > maxFrameData {
+	if n := int64(len(r.message.bytes)) + r.o.attachment.Len(); n > maxFrameData {
 		return Errorf(BadRequest, "a request of %d bytes with its attachment, of at most %d", n, int64(maxFrameData))
 	}
 	if r.o.checksum != NoChecksum {
-		if r.checksum, err = checksum(r.message, r.o.attachment, r.o.checksum == CRC32CAll); err != nil {
+		if r.checksum, err = checksum(r.message.bytes, r.o.attachment, r.o.checksum == CRC32CAll); err != nil {
 			return &Error{BadRequest, "the attachment has no checksum", err}
 		}
 	}
@@ -72,6 +72,7 @@ func (r *Request) encode(method string, in proto.Message) error {
 // Release releases the attachment. Calls of Do must have returned. A nil request may be released.
 func (r *Request) Release() {
 	if r != nil {
+		r.message.release()
 		r.o.attachment.Release()
 	}
 }
@@ -103,7 +104,7 @@ func (a Response) Decode(out proto.Message) error {
 	if err := a.Err(); err != nil {
 		return err
 	}
-	message, err := contiguous(p.message)
+	message, err := p.message.Contiguous()
 	if err == nil {
 		err = verify(p.meta, message, p.attachment)
 	}

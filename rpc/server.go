@@ -108,7 +108,7 @@ type Server struct {
 	listeners map[net.Listener]struct{}
 	conns     map[*serverConn]struct{}
 	serving   bool
-	stopping  bool
+	stopping  atomic.Bool // changes under mu
 }
 
 // NewServer returns a server without services. It returns ErrInvalid for wrong options.
@@ -154,7 +154,7 @@ func (s *Server) Serve(l net.Listener) error {
 		}
 		m.calls.max.Store(int64(n))
 	}
-	if s.stopping {
+	if s.stopping.Load() {
 		s.mu.Unlock()
 		return fmt.Errorf("serve rpc: %w", errdefs.ErrClosed)
 	}
@@ -176,7 +176,7 @@ func (s *Server) accept(conn net.Conn) {
 	c.ctx, c.cancel = context.WithCancel(context.WithValue(s.ctx, connKey{}, conn))
 	c.slot = s.slots.Take(func() { _ = conn.Close() }) // called to make space for another connection
 	s.mu.Lock()
-	if s.stopping || c.slot == nil {
+	if s.stopping.Load() || c.slot == nil {
 		s.mu.Unlock()
 		if c.slot != nil {
 			s.slots.Release(c.slot)
@@ -200,12 +200,6 @@ func (s *Server) intercept(h Handler) Handler {
 	return h
 }
 
-func (s *Server) isStopping() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.stopping
-}
-
 // Stats returns the counters.
 func (s *Server) Stats() ServerStats {
 	s.mu.Lock()
@@ -222,7 +216,7 @@ func (s *Server) Stats() ServerStats {
 // closes them at once and returns the cause. It returns ErrClosed after Close.
 func (s *Server) Shutdown(ctx context.Context) error {
 	s.mu.Lock()
-	if s.stopping {
+	if s.stopping.Load() {
 		s.mu.Unlock()
 		return fmt.Errorf("shut down rpc server: %w", errdefs.ErrClosed)
 	}
@@ -243,7 +237,7 @@ func (s *Server) Shutdown(ctx context.Context) error {
 
 // stop closes the listeners and refuses requests from now on. The caller holds mu.
 func (s *Server) stop() {
-	s.stopping = true
+	s.stopping.Store(true)
 	for l := range s.listeners {
 		_ = l.Close() // Serve returns
 	}

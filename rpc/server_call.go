@@ -24,6 +24,9 @@ type request struct {
 	message, attachment *chain.Chain
 	bytes               int64 // length of message and attachment
 	release             func()
+	call                Call
+	ctx                 callContext
+	reply               metaMemory
 }
 
 // end releases the memory of a request and ends its call.
@@ -59,7 +62,7 @@ func (q *request) run() {
 // handle finds the method, decodes the request and runs the handler.
 func (q *request) handle() (*Call, proto.Message, error) {
 	s := q.c.s
-	if s.isStopping() {
+	if s.stopping.Load() {
 		return nil, nil, Errorf(LogOff, "Server is stopping")
 	}
 	if q.c.out.overcrowded() {
@@ -81,8 +84,10 @@ func (q *request) handle() (*Call, proto.Message, error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	call := newCall(m, q.c, q.meta, q.attachment)
-	ctx := context.WithValue(q.c.ctx, callKey{}, call)
+	call := &q.call
+	*call = newCall(m, q.c, q.meta, q.attachment)
+	q.ctx = callContext{q.c.ctx, call}
+	ctx := context.Context(&q.ctx)
 	if ms := q.meta.GetRequest().GetTimeoutMs(); ms > 0 {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithDeadline(ctx, q.received.Add(time.Duration(ms)*time.Millisecond))
@@ -102,7 +107,7 @@ func (q *request) decode(m *method) (proto.Message, error) {
 		return nil, Errorf(BadRequest, "attachment_size=%d is larger than request_size=%d", size, q.bytes)
 	}
 	in := m.NewRequest()
-	message, err := contiguous(q.message)
+	message, err := q.message.Contiguous()
 	if err == nil {
 		err = verify(q.meta, message, q.attachment)
 	}
@@ -119,15 +124,6 @@ func (q *request) decode(m *method) (proto.Message, error) {
 			in.ProtoReflect().Descriptor().FullName(), content, compression, sum, len(message)), err}
 	}
 	return in, nil
-}
-
-// contiguous returns the bytes of a chain in host memory: without a copy if they are in one block.
-func contiguous(c *chain.Chain) ([]byte, error) {
-	list, err := c.Buffers(nil)
-	if err == nil && len(list) == 1 {
-		return list[0], nil
-	}
-	return bytes.Join(list, nil), err
 }
 
 // verify compares the checksum of a received message. Unknown types are refused.
@@ -159,13 +155,14 @@ func (q *request) succeed(call *Call, response proto.Message) {
 		return
 	}
 	meta := q.responseMeta(OK)
-	meta.CompressType, meta.ContentType, meta.UserFields = proto.Int32(int32(r.Compression)), proto.Int32(int32(r.Content)), r.Fields
+	*meta.CompressType, *meta.ContentType, meta.UserFields = int32(r.Compression), int32(r.Content), r.Fields
 	if r.Attachment.Len() > 0 {
 		meta.AttachmentSize = proto.Int32(int32(r.Attachment.Len()))
 	}
 	if r.Checksum != NoChecksum {
-		sum, err := checksum(message, r.Attachment, r.Checksum == CRC32CAll)
+		sum, err := checksum(message.bytes, r.Attachment, r.Checksum == CRC32CAll)
 		if err != nil {
+			message.release()
 			r.Attachment.Release()
 			q.fail(&Error{BadResponse, "the attachment has no checksum", err})
 			return
@@ -179,19 +176,20 @@ func (q *request) succeed(call *Call, response proto.Message) {
 }
 
 // encode encodes the message of a response.
-func (q *request) encode(m proto.Message, r *Reply) ([]byte, error) {
+func (q *request) encode(m proto.Message, r *Reply) (payload, error) {
 	if m == nil {
-		return nil, Errorf(BadResponse, "the handler returned no response")
+		return payload{}, Errorf(BadResponse, "the handler returned no response")
 	}
 	if err := proto.CheckInitialized(m); err != nil {
-		return nil, &Error{BadResponse, "Missing required fields in response: " + err.Error(), nil}
+		return payload{}, &Error{BadResponse, "Missing required fields in response: " + err.Error(), nil}
 	}
 	message, err := encode(m, r.Content, r.Compression)
 	if err != nil {
-		return nil, &Error{BadResponse, "the response does not encode", err}
+		return payload{}, &Error{BadResponse, "the response does not encode", err}
 	}
-	if n := int64(len(message)) + r.Attachment.Len(); n > maxFrameData {
-		return nil, Errorf(BadResponse, "a response of %d bytes with its attachment, of at most %d", n, int64(maxFrameData))
+	if n := int64(len(message.bytes)) + r.Attachment.Len(); n > maxFrameData {
+		message.release()
+		return payload{}, Errorf(BadResponse, "a response of %d bytes with its attachment, of at most %d", n, int64(maxFrameData))
 	}
 	return message, nil
 }
@@ -203,10 +201,13 @@ func (q *request) responseMeta(code Code) *pb.Meta {
 	if sum == nil {
 		sum = []byte{}
 	}
-	return &pb.Meta{
-		Response: &pb.Response{ErrorCode: proto.Int32(int32(code))}, CorrelationId: proto.Int64(q.meta.GetCorrelationId()),
-		CompressType: proto.Int32(0), ContentType: proto.Int32(0), ChecksumType: proto.Int32(0), ChecksumValue: sum,
-	}
+	q.reply = metaMemory{}
+	r := &q.reply
+	r.response.ErrorCode = r.number(int32(code))
+	m := &r.meta
+	m.Response, m.CorrelationId, m.ChecksumValue = &r.response, r.id(q.meta.GetCorrelationId()), sum
+	m.CompressType, m.ContentType, m.ChecksumType = r.number(0), r.number(0), r.number(0)
+	return m
 }
 
 // fail sends an error: "[ADDRESS][E<code>]text", or without the code for errors that have none.
@@ -225,21 +226,24 @@ func (q *request) fail(err error) {
 	}
 	meta := q.responseMeta(code)
 	meta.Response.ErrorText = proto.String(fmt.Sprintf("[%s]%s", q.c.conn.LocalAddr(), text))
-	q.send(meta, nil, nil)
+	q.send(meta, payload{}, nil)
 }
 
-// send writes a response and ends the request after that. It takes over the attachment.
-func (q *request) send(meta *pb.Meta, message []byte, attachment *chain.Chain) {
+// send writes a response and ends the request after that. It takes over the
+// message and the attachment.
+func (q *request) send(meta *pb.Meta, message payload, attachment *chain.Chain) {
 	if len(q.streams) > 0 {
 		meta.StreamSettings = settings(q.streams)
 	}
-	o, err := newOutput(frame.Message, meta, message, attachment)
+	o, err := newOutput(frame.Message, meta, message.bytes, attachment)
+	o.block = message.block
 	wanted := q.meta.GetStreamSettings()
 	if err == nil && wanted != nil {
 		o, err = q.inStream(o, wanted)
 	}
 	if err != nil { // the attachment cannot be sent
 		attachment.Release()
+		message.release()
 		q.fail(&Error{BadResponse, err.Error(), err})
 		return
 	}

@@ -72,16 +72,17 @@ func readFrames(in *frame.Reader, streams *streamTable, handle func(*frame.Reade
 			return err
 		}
 		if h.Kind == frame.Stream {
-			err = streams.read(in, b)
+			if err := streams.read(in, b); err != nil {
+				return err
+			}
 		} else {
-			meta := new(pb.Meta)
-			if err = proto.Unmarshal(b, meta); err != nil {
+			meta, err := decodeMeta(b)
+			if err != nil {
 				return fmt.Errorf("decode the meta of a message: %w: %w", errdefs.ErrInvalid, err)
 			}
-			err = handle(in, meta)
-		}
-		if err != nil {
-			return err
+			if err := handle(in, meta); err != nil {
+				return err
+			}
 		}
 	}
 }
@@ -95,7 +96,10 @@ func (c *serverConn) request(in *frame.Reader, meta *pb.Meta) error {
 		return err
 	}
 	c.begin()
-	q := &request{c: c, meta: meta, received: time.Now(), bytes: in.Left(), release: release}
+	q := &request{c: c, meta: meta, bytes: in.Left(), release: release}
+	if meta.GetRequest().GetTimeoutMs() > 0 {
+		q.received = time.Now()
+	}
 	size := int64(meta.GetAttachmentSize())
 	if size >= 0 && size <= in.Left() {
 		if q.message, err = in.ReadChain(in.Left() - size); err == nil {
@@ -113,7 +117,7 @@ func (c *serverConn) request(in *frame.Reader, meta *pb.Meta) error {
 			q.send(&pb.Meta{
 				Response:      &pb.Response{ErrorCode: proto.Int32(int32(Unauthorized)), ErrorText: proto.String("Fail to authenticate")},
 				CorrelationId: proto.Int64(meta.GetCorrelationId()),
-			}, nil, nil)
+			}, payload{}, nil)
 			return err
 		}
 	}

@@ -17,15 +17,16 @@ import (
 
 const (
 	// inHead is the length up to which a message is copied to the buffer of header and meta.
-	inHead = 4 << 10
+	inHead = 512
 	// flushBytes is the number of bytes after which a write begins even if more frames wait.
 	flushBytes = 1 << 20
 )
 
 // output is a frame that waits to be written.
 type output struct {
-	head       []byte // header and meta, and the message if it is short
-	message    []byte // the message if it is long
+	head       []byte       // header and meta, and the message if it is short
+	message    []byte       // the message if it is long
+	block      *chain.Block // memory of the message, released after the write; may be nil
 	attachment *chain.Chain
 	bytes      int64
 	sent       func() // called after the write, or after the connection failed; may be nil
@@ -73,8 +74,9 @@ type writer struct {
 	busy    bool     // a goroutine writes
 	err     error
 
-	out  *wire.SegmentWriter // used by the goroutine that writes
-	list net.Buffers         // used by the goroutine that writes
+	out   *wire.SegmentWriter // used by the goroutine that writes
+	list  net.Buffers         // used by the goroutine that writes
+	until time.Time           // deadline of the connection; used by the goroutine that writes
 }
 
 func newWriter(c net.Conn, stall time.Duration, max int64) *writer {
@@ -210,8 +212,15 @@ func (w *writer) flush(batch ...output) error {
 	return err
 }
 
-// extend sets the deadline of the next write.
-func (w *writer) extend() error { return w.conn.SetWriteDeadline(time.Now().Add(w.stall)) }
+// extend sets the deadline of the next write, unless it is late enough.
+func (w *writer) extend() error {
+	now := time.Now()
+	if w.until.Sub(now) >= w.stall-w.stall/16 {
+		return nil
+	}
+	w.until = now.Add(w.stall)
+	return w.conn.SetWriteDeadline(w.until)
+}
 
 // add appends a frame to the next write.
 func (w *writer) add(o *output) error {
@@ -234,8 +243,11 @@ func (w *writer) add(o *output) error {
 	return nil
 }
 
-// drop releases the attachment and calls sent.
+// drop releases the memory and calls sent.
 func (o *output) drop() {
+	if o.block != nil {
+		o.block.Release()
+	}
 	o.attachment.Release()
 	if o.sent != nil {
 		o.sent()

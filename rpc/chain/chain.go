@@ -60,8 +60,11 @@ func (b *Block) Len() int64 {
 // OnDevice reports whether the CPU cannot read the block.
 func (b *Block) OnDevice() bool { return b.bytes == nil && b.extent.Region != nil }
 
-// Release drops one reference to the block. NewHost and NewRegistered return one, and each chain
-// has its own.
+// Retain adds a reference to the block.
+func (b *Block) Retain() { b.refs.Add(1) }
+
+// Release drops one reference to the block. NewHost, NewRegistered and Get return one, and
+// each chain has its own.
 func (b *Block) Release() {
 	switch n := b.refs.Add(-1); {
 	case n == 0 && b.free != nil:
@@ -83,6 +86,15 @@ type part struct {
 type Chain struct {
 	parts []part
 	bytes int64
+	first [1]part // memory of parts while there is one
+}
+
+// add appends a part and takes over its reference.
+func (c *Chain) add(p part) {
+	if c.parts == nil {
+		c.parts = c.first[:0]
+	}
+	c.parts, c.bytes = append(c.parts, p), c.bytes+p.len
 }
 
 // OfBytes returns a chain of host bytes, without a copy. The bytes must not change while it is
@@ -90,7 +102,7 @@ type Chain struct {
 func OfBytes(bytes []byte) *Chain {
 	c := new(Chain)
 	if len(bytes) > 0 {
-		c.parts, c.bytes = []part{{NewHost(bytes, nil), 0, int64(len(bytes))}}, int64(len(bytes))
+		c.add(part{NewHost(bytes, nil), 0, int64(len(bytes))})
 	}
 	return c
 }
@@ -126,13 +138,15 @@ func (c *Chain) AppendBlock(b *Block, n int64) {
 		b.Release()
 		return
 	}
-	c.parts, c.bytes = append(c.parts, part{b, 0, n}), c.bytes+n
+	c.add(part{b, 0, n})
 }
 
 // Append moves all of o to the end of c. o is empty afterwards.
 func (c *Chain) Append(o *Chain) {
-	c.parts, c.bytes = append(c.parts, o.parts...), c.bytes+o.bytes
-	o.parts, o.bytes = nil, 0
+	for _, p := range o.parts {
+		c.add(p)
+	}
+	o.parts, o.bytes, o.first = nil, 0, [1]part{}
 }
 
 // Cut removes the first n bytes, or all if there are fewer, and returns them.
@@ -148,7 +162,7 @@ func (c *Chain) Cut(n int64) *Chain {
 			c.parts[0] = part{}
 			c.parts = c.parts[1:]
 		}
-		out.parts, out.bytes = append(out.parts, p), out.bytes+p.len
+		out.add(p)
 		c.bytes -= p.len
 		n -= p.len
 	}
@@ -170,10 +184,19 @@ func (c *Chain) Slice(off, n int64) (*Chain, error) {
 		}
 		p.off, p.len = p.off+off, min(p.len-off, n)
 		p.block.refs.Add(1)
-		out.parts, out.bytes = append(out.parts, p), out.bytes+p.len
+		out.add(p)
 		off, n = 0, n-p.len
 	}
 	return out, nil
+}
+
+// Contiguous returns all bytes: without a copy if they are in one block. It returns ErrNotSupported
+// if the chain has device memory. The bytes are valid until Release.
+func (c *Chain) Contiguous() ([]byte, error) {
+	if c != nil && len(c.parts) == 1 && !c.OnDevice() {
+		return c.parts[0].host(), nil
+	}
+	return c.Bytes()
 }
 
 // CopyTo copies bytes from offset off into p and returns their number, which is less than len(p)
@@ -249,5 +272,5 @@ func (c *Chain) Release() {
 	for i := range c.parts {
 		c.parts[i].block.Release()
 	}
-	c.parts, c.bytes = nil, 0
+	c.parts, c.bytes, c.first = nil, 0, [1]part{}
 }

@@ -8,8 +8,11 @@ import (
 // Blocks of Get have the length of a class: powers of two from minPooled to maxPooled bytes.
 const (
 	minPooled = 4 << 10
-	maxPooled = 1 << 20
+	maxPooled = MaxBytes
 )
+
+// MaxBytes is the length of the longest block of Get.
+const MaxBytes = 1 << 20
 
 var pools [9]sync.Pool // pools of *pooled, one for each class
 

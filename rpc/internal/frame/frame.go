@@ -14,6 +14,7 @@ import (
 	"io"
 	"math"
 	"net"
+	"os"
 	"time"
 
 	"github.com/kvlane/kvlane/errdefs"
@@ -76,11 +77,16 @@ type Reader struct {
 	limits Limits
 	source *source
 	in     *bufio.Reader
+	body   int64 // bytes of the current frame
 	left   int64 // data of the current frame that were not read
 }
 
-// readerBytes is the length of a reader's buffer. Longer data are read into their place.
-const readerBytes = 16 << 10
+const (
+	// readerBytes is the initial length of a reader's buffer. Longer data are read into their place.
+	readerBytes = 16 << 10
+	// maxReaderBytes is the length of the buffer of a reader with many short frames.
+	maxReaderBytes = 64 << 10
+)
 
 // NewReader returns a reader of frames from a connection.
 func NewReader(c net.Conn, l Limits) *Reader {
@@ -98,7 +104,10 @@ func (r *Reader) Next() (Header, []byte, error) {
 	if err := r.Skip(); err != nil {
 		return Header{}, nil, err
 	}
-	r.source.wait()
+	r.source.inFrame = false
+	if n := r.in.Size(); r.in.Buffered() == 0 && r.source.most >= n/2 && r.body < readerBytes && n < maxReaderBytes {
+		r.in = bufio.NewReaderSize(r.source, 2*n)
+	}
 	if _, err := r.in.Peek(1); err != nil {
 		return Header{}, nil, err
 	}
@@ -117,8 +126,8 @@ func (r *Reader) Next() (Header, []byte, error) {
 		return h, nil, fmt.Errorf("frame with a meta of %d bytes, of at most %d: %w", h.Meta, r.limits.Meta, errdefs.ErrNoSpace)
 	}
 	_, _ = r.in.Discard(HeaderBytes) // they are in the buffer
-	r.left = h.Body - h.Meta
-	if h.Meta <= readerBytes {
+	r.body, r.left = h.Body, h.Body-h.Meta
+	if h.Meta <= int64(r.in.Size()) {
 		if b, err = r.in.Peek(int(h.Meta)); err != nil {
 			return h, nil, inFrame(err)
 		}
@@ -183,11 +192,12 @@ func inFrame(err error) error {
 
 // source reads from a connection. Within a frame each read has a deadline.
 type source struct {
-	conn     net.Conn
-	limit    time.Duration
-	pace     *wire.Pace
-	inFrame  bool
-	deadline bool // the connection has a read deadline
+	conn    net.Conn
+	limit   time.Duration
+	pace    *wire.Pace
+	inFrame bool
+	until   time.Time // deadline of the connection; it may remain after a frame
+	most    int       // bytes of the longest read
 }
 
 func (s *source) begin() {
@@ -195,19 +205,22 @@ func (s *source) begin() {
 	s.pace.Begin()
 }
 
-func (s *source) wait() { s.inFrame = false }
-
 func (s *source) Read(p []byte) (int, error) {
 	if !s.inFrame {
-		if s.deadline {
-			s.deadline = false
-			_ = s.conn.SetReadDeadline(time.Time{}) // fails on closed connections, as the read does
+		n, err := s.conn.Read(p)
+		if n == 0 && errors.Is(err, os.ErrDeadlineExceeded) && !s.until.IsZero() {
+			s.until = time.Time{}
+			_ = s.conn.SetReadDeadline(s.until) // fails on closed connections, as the read does
+			n, err = s.conn.Read(p)
 		}
-		return s.conn.Read(p)
+		s.most = max(s.most, n)
+		return n, err
 	}
 	began := time.Now()
-	s.deadline = true
-	_ = s.conn.SetReadDeadline(began.Add(s.limit)) // fails on closed connections, as the read does
+	if s.until.Sub(began) < s.limit-s.limit/16 { // a later deadline saves a change of a timer
+		s.until = began.Add(s.limit)
+		_ = s.conn.SetReadDeadline(s.until) // fails on closed connections, as the read does
+	}
 	n, err := s.conn.Read(p)
 	if err == nil {
 		err = s.pace.Moved(n, began)

@@ -40,7 +40,7 @@ type Call struct {
 type Reply struct {
 	// Attachment is sent after the response's message. The server releases it.
 	Attachment *chain.Chain
-	// Fields are the user fields of the response.
+	// Fields are the user fields of the response, also of an error.
 	Fields map[string]string
 	// Compression, Content and Checksum are those of the response.
 	Compression Compression

@@ -59,3 +59,20 @@ func WithTrace(trace, span, parent int64) CallOption {
 
 // SendTimeout sends the time until the context's deadline, so that the server can apply it too.
 func SendTimeout() CallOption { return func(o *callOptions) { o.sendTimeout = true } }
+
+// Headers are the fields and identifiers of a request.
+type Headers struct {
+	Fields                               map[string]string
+	RequestID                            string
+	LogID, TraceID, SpanID, ParentSpanID int64
+}
+
+// HeadersOf returns the headers that options set. A Caller that wraps another one reads them. The
+// fields are those of WithFields, not a copy.
+func HeadersOf(options ...CallOption) Headers {
+	var o callOptions
+	for _, set := range options {
+		set(&o)
+	}
+	return Headers{o.fields, o.requestID, o.logID, o.traceID, o.spanID, o.parentSpanID}
+}

@@ -20,7 +20,8 @@ type request struct {
 	c                   *serverConn
 	meta                *pb.Meta
 	received            time.Time
-	streams             []*Stream // accepted by the handler
+	streams             []*Stream         // accepted by the handler
+	fields              map[string]string // user fields of the response
 	message, attachment *chain.Chain
 	bytes               int64 // length of message and attachment
 	release             func()
@@ -42,7 +43,7 @@ func (q *request) run() {
 	defer q.c.s.group.Done()
 	call, response, err := q.handle()
 	if call != nil {
-		q.streams = call.streams
+		q.streams, q.fields = call.streams, call.Reply.Fields
 	}
 	switch {
 	case call != nil && call.closeConn:
@@ -155,7 +156,7 @@ func (q *request) succeed(call *Call, response proto.Message) {
 		return
 	}
 	meta := q.responseMeta(OK)
-	*meta.CompressType, *meta.ContentType, meta.UserFields = int32(r.Compression), int32(r.Content), r.Fields
+	*meta.CompressType, *meta.ContentType = int32(r.Compression), int32(r.Content)
 	if r.Attachment.Len() > 0 {
 		meta.AttachmentSize = proto.Int32(int32(r.Attachment.Len()))
 	}
@@ -205,7 +206,7 @@ func (q *request) responseMeta(code Code) *pb.Meta {
 	r := &q.reply
 	r.response.ErrorCode = r.number(int32(code))
 	m := &r.meta
-	m.Response, m.CorrelationId, m.ChecksumValue = &r.response, r.id(q.meta.GetCorrelationId()), sum
+	m.Response, m.CorrelationId, m.ChecksumValue, m.UserFields = &r.response, r.id(q.meta.GetCorrelationId()), sum, q.fields
 	m.CompressType, m.ContentType, m.ChecksumType = r.number(0), r.number(0), r.number(0)
 	return m
 }

@@ -1,5 +1,5 @@
-// Command protoc-gen-kvlane-rpc is a plug-in of protoc. It generates clients and handlers of package
-// rpc for the services of .proto files, next to the code of protoc-gen-go:
+// Command protoc-gen-kvlane-rpc is a plug-in of protoc. It generates clients and handlers of
+// package rpc for the services of .proto files, next to the code of protoc-gen-go:
 //
 //	protoc --go_out=. --go_opt=paths=source_relative \
 //	    --kvlane-rpc_out=. --kvlane-rpc_opt=paths=source_relative FILE.proto

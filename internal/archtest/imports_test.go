@@ -131,6 +131,8 @@ var mayImport = map[string]string{
 	"rpc":                   onMem + " wire rpc/chain rpc/internal/",
 	"rpc/chain":             onMem,
 	"rpc/echo":              "rpc",
+	"rpc/grpcrpc":           "errdefs rpc",
+	"rpc/otelrpc":           "rpc",
 	"rpc/internal/pb":       "",
 	"rpc/internal/frame":    onMem + " wire rpc/chain",
 	"rpc/internal/hello":    "errdefs rdma",

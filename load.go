@@ -57,6 +57,13 @@ func (e *Engine) Lookup(ctx context.Context, keys []Key) ([]Hit, error) {
 	return e.store.Lookup(ctx, keys)
 }
 
+// SetAnchors records the anchors of blocks. The tier "remote" places a block by its anchor: the key
+// of the first block of its run of 64 blocks, counted from the start of the prompt. LeasePrefix
+// records the anchors of a whole prompt. Call SetAnchors before calls with blocks of the middle of a
+// prompt, if no such lease precedes and Before does not name a recorded block. Without the tier it
+// has no effect. It returns ErrInvalid if the lists have different lengths.
+func (e *Engine) SetAnchors(keys, anchors []Key) error { return e.store.SetAnchors(keys, anchors) }
+
 // LeasePrefix pins the longest prefix of keys whose blocks are all stored, for ttl or until
 // Lease.Release. The keys are in the order of a prompt. See store.Store.LeasePrefix.
 func (e *Engine) LeasePrefix(ctx context.Context, keys []Key, ttl time.Duration) (*Lease, error) {

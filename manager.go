@@ -39,7 +39,8 @@ type Manager struct {
 type ManagerConfig struct {
 	// Ranks are the configurations of the workers' Engines. All have the same pipeline: a cache,
 	// alone or above tiers that several processes may open (see
-	// docs/tiers.md). The Manager opens their directories too. Workers with the same blocks in the
+	// docs/tiers.md). The Manager opens their directories, and connects to their
+	// block servers, too. Workers with the same blocks in the
 	// same directories need only one entry.
 	Ranks []Config `config:"ranks"`
 	// Blocks is the number of blocks that the Manager keeps in each worker's cache, at most the
@@ -54,7 +55,7 @@ type ManagerConfig struct {
 	MetricsAddr string `config:"metrics_addr"`
 }
 
-// OpenManager opens the file tiers of all ranks and returns a Manager with empty pools. ctx bounds
+// OpenManager opens the tiers below the caches of all ranks and returns a Manager with empty pools. ctx bounds
 // the opening.
 func OpenManager(ctx context.Context, c ManagerConfig) (_ *Manager, err error) {
 	m := &Manager{closers: unwind.New(), exporter: newExporter()}
@@ -104,7 +105,8 @@ func OpenManager(ctx context.Context, c ManagerConfig) (_ *Manager, err error) {
 	return m, nil
 }
 
-// openRank opens the file tier of a worker and returns the number of slots of its cache.
+// openRank opens the tiers below the cache of a worker, and returns the number of slots of the
+// cache.
 func (m *Manager) openRank(ctx context.Context, c *Config) (manager.Rank, int, error) {
 	if err := c.Validate(); err != nil {
 		return manager.Rank{}, 0, err
@@ -127,23 +129,22 @@ func (m *Manager) openRank(ctx context.Context, c *Config) (manager.Rank, int, e
 	}
 	for _, name := range tiers[1:] {
 		row := settings.TierByName(name)
-		switch {
-		case !row.Shared:
+		if !row.Shared {
 			return refuse("cannot use tier %s, which only one process may have open", name)
-		case r.Files != nil:
-			return refuse("cannot use tier %s: it has one tier below the cache", name)
 		}
 		unbounded := c.Store // the workers evict
 		row.Unbound(&unbounded)
-		if r.Files, err = row.Config(&unbounded, groups.blocks(ctx, nil)).OpenTier(ctx); err != nil {
+		t, err := row.Config(&unbounded, groups.blocks(ctx, nil)).OpenTier(ctx)
+		if err != nil {
 			return r, 0, err
 		}
-		m.closers.Add(name+" tier", r.Files.Close)
+		m.closers.Add(name+" tier", t.Close)
+		r.Below = append(r.Below, t)
 	}
 	return r, slots, nil
 }
 
-// Close refuses new jobs and closes the file tiers. It returns ErrBusy while jobs are running, and
+// Close refuses new jobs and closes the tiers. It returns ErrBusy while jobs are running, and
 // may be called again.
 func (m *Manager) Close(ctx context.Context) error {
 	m.exporter.state.Store(stateClosing)

@@ -23,9 +23,9 @@ type PrefetchTask struct {
 	keys []block.Key
 	refs atomic.Int64 // jobs that have not finished, and one for Prefetch itself
 
-	probe     bool // measures a time: see Store.Worth
+	probe     admission.Source // measures its time: see Store.Worth. Memory: no probe
 	startedAt time.Time
-	bytes     atomic.Int64 // read
+	bytes     [admission.Sources]atomic.Int64 // read
 }
 
 // Prefetch reads blocks into the cache. It pins nothing: the cache may evict them like any other
@@ -34,10 +34,10 @@ type PrefetchTask struct {
 // ErrNotFound if no tier has them. A zero key is ErrInvalid. Without a cache Prefetch does nothing.
 // Like Load, it waits until it may start or ctx ends.
 func (s *Store) Prefetch(ctx context.Context, keys []block.Key) (*PrefetchTask, error) {
-	return s.prefetch(ctx, keys, false)
+	return s.prefetch(ctx, keys, admission.Memory)
 }
 
-func (s *Store) prefetch(ctx context.Context, keys []block.Key, probe bool) (*PrefetchTask, error) {
+func (s *Store) prefetch(ctx context.Context, keys []block.Key, probe admission.Source) (*PrefetchTask, error) {
 	if err := block.CheckKeys(keys); err != nil {
 		return nil, fmt.Errorf("prefetch %d blocks: %w", len(keys), err)
 	}
@@ -90,14 +90,15 @@ func (j *prefetchJob) Run(i int32) {
 	t := (*PrefetchTask)(j)
 	err := t.base.Context().Err()
 	var slot tier.Slot
+	var from int8
 	if err == nil {
-		slot, _, err = t.s.pipeline.Fetch(t.base.Context(), t.keys[i:i+1], pipeline.FetchOptions{})
+		slot, from, err = t.s.pipeline.Fetch(t.base.Context(), t.keys[i:i+1], pipeline.FetchOptions{})
 	}
 	switch {
 	case err == nil:
 		slot.Release()
 		t.s.pipeline.Count.Prefetched.Add(1)
-		t.bytes.Add(t.s.cfg.Formats.ImageBytes(t.keys[i]))
+		t.bytes[t.s.pipeline.Source(from)].Add(t.s.cfg.Formats.ImageBytes(t.keys[i]))
 	case pipeline.IsExists(err): // another task has read it or is reading it
 	default:
 		t.setErr(i, err)
@@ -116,11 +117,15 @@ func (t *PrefetchTask) release() {
 	}
 	now := t.s.cfg.Clock.Now()
 	took := now.Sub(t.startedAt)
-	if n := t.bytes.Load(); n > 0 {
-		t.s.admission.Loaded(0, n, took)
+	var bytes admission.Bytes
+	for s := range bytes {
+		bytes[s] = t.bytes[s].Load()
 	}
-	if t.probe {
-		t.s.admission.Probed(admission.Files, now, took)
+	if bytes != (admission.Bytes{}) {
+		t.s.admission.Loaded(bytes, took)
+	}
+	if t.probe != admission.Memory {
+		t.s.admission.Probed(t.probe, now, took)
 	}
 	t.base.SetDone()
 	t.s.sched.End(task.Load)

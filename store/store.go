@@ -110,6 +110,11 @@ func (s *Store) Lookup(ctx context.Context, keys []block.Key) ([]Hit, error) {
 	return s.pipeline.Index.Lookup(ctx, keys)
 }
 
+// SetAnchors records the anchors of blocks: see index.Index.SetAnchors.
+func (s *Store) SetAnchors(keys, anchors []block.Key) error {
+	return s.pipeline.Index.SetAnchors(keys, anchors)
+}
+
 // LeasePrefix pins the longest prefix of keys whose blocks are all Ready: see
 // index.Index.LeasePrefix.
 func (s *Store) LeasePrefix(ctx context.Context, keys []block.Key, ttl time.Duration) (*Lease, error) {

@@ -26,10 +26,11 @@ func (s *Store) Worth(l *Lease, tokens int64) int {
 	p := admission.Prefix{
 		Blocks: len(keys), Tokens: tokens,
 		Source: func(i int) admission.Source {
-			if s.pipeline.Transient || l.Below(i) {
-				return admission.Files
+			at := int8(l.TierIndex(i))
+			if s.pipeline.Transient {
+				at = max(at, 1)
 			}
-			return admission.Memory
+			return s.pipeline.Source(at)
 		},
 		Bytes: func(i int) int64 { return s.cfg.Formats.ImageBytes(keys[i]) },
 	}
@@ -37,6 +38,7 @@ func (s *Store) Worth(l *Lease, tokens int64) int {
 	if n == len(keys) {
 		return n
 	}
+	// Probe the first blocks that are not in memory, else those in memory.
 	source, first := admission.Memory, n
 	for i := n; i < len(keys) && source == admission.Memory; i++ {
 		source, first = p.Source(i), i
@@ -44,8 +46,12 @@ func (s *Store) Worth(l *Lease, tokens int64) int {
 	switch {
 	case !s.admission.Probe(source, s.cfg.Clock.Now()):
 		return n
-	case source == admission.Files && !s.pipeline.Transient:
-		s.probe(keys[first:min(len(keys), first+probeBlocks)])
+	case source != admission.Memory && !s.pipeline.Transient:
+		end := first
+		for end < min(len(keys), first+probeBlocks) && p.Source(end) == source {
+			end++
+		}
+		s.probe(source, keys[first:end])
 		return n
 	}
 	s.admission.Probed(source, s.cfg.Clock.Now(), s.admission.Cost(p))
@@ -53,9 +59,9 @@ func (s *Store) Worth(l *Lease, tokens int64) int {
 }
 
 // probe prefetches refused blocks, to measure the time of loading them.
-func (s *Store) probe(keys []block.Key) {
-	if _, err := s.prefetch(s.pipeline.NoWait(), keys, true); err != nil {
-		s.admission.Probed(admission.Files, s.cfg.Clock.Now(), 0) // the store is busy or closing
+func (s *Store) probe(source admission.Source, keys []block.Key) {
+	if _, err := s.prefetch(s.pipeline.NoWait(), keys, source); err != nil {
+		s.admission.Probed(source, s.cfg.Clock.Now(), 0) // the store is busy or closing
 	}
 }
 

@@ -1,6 +1,7 @@
 package tier_test
 
 import (
+	"slices"
 	"testing"
 
 	"github.com/kvlane/kvlane/block"
@@ -36,7 +37,23 @@ func TestAnchorsOfRuns(t *testing.T) {
 	a.Prompt(keys(200, 220))
 	wantAnchor(t, a, 211, 200)
 
+	// A list that starts within a recorded prompt keeps the anchors.
+	a.Prompt(keys(70, 90))
+	wantAnchor(t, a, 89, 64)
+
+	// Anchors that the caller sets. Blocks that follow have none, until a run starts.
+	a.Set(keys(370, 380), slices.Repeat(keys(364, 365), 10))
+	a.Prompt(keys(370, 390))
+	a.Follow(key(379), keys(380, 390))
+	wantAnchor(t, a, 370, 364)
+	wantAnchor(t, a, 379, 364)
+	wantAnchor(t, a, 380, -1)
+	a.Set(keys(0, 20), slices.Repeat(keys(0, 1), 20)) // as recorded
+	a.Follow(key(19), keys(420, 421))
+	wantAnchor(t, a, 420, 0)
+
 	var none *tier.Anchors
+	none.Set(keys(0, 1), keys(0, 1))
 	none.Prompt(keys(0, 1))
 	none.Follow(block.Key{}, keys(0, 1))
 	wantAnchor(t, none, 0, -1)

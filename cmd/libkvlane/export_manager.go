@@ -130,6 +130,18 @@ func kvlGoManagerTouch(manager C.kvl_manager, blocks *C.kvl_blocks, why **C.char
 	})
 }
 
+//export kvlGoManagerSetAnchors
+func kvlGoManagerSetAnchors(manager C.kvl_manager, blocks, anchors *C.kvl_blocks, why **C.char) C.int32_t {
+	return call(why, func() error {
+		var a args
+		n, of := names(&a, blocks), names(&a, anchors)
+		if a.err() != nil {
+			return a.err()
+		}
+		return library.ManagerSetAnchors(capi.Handle(manager), n, of)
+	})
+}
+
 //export kvlGoManagerReset
 func kvlGoManagerReset(manager C.kvl_manager, why **C.char) C.int32_t {
 	return call(why, func() error { return library.ManagerReset(capi.Handle(manager)) })
@@ -156,6 +168,28 @@ func kvlGoJobSize(job C.kvl_job, blocks, evicted *C.size_t, why **C.char) C.int3
 	})
 }
 
+//export kvlGoJobAnchors
+func kvlGoJobAnchors(job C.kvl_job, groups *C.uint32_t, hashes *C.uint8_t, hashBytes, n C.size_t, why **C.char) C.int32_t {
+	return call(why, func() error {
+		g, h, err := namesOut(groups, hashes, hashBytes, n)
+		if err != nil {
+			return err
+		}
+		return library.JobAnchors(capi.Handle(job), g, h, int(hashBytes))
+	})
+}
+
+// namesOut returns memory for the names of n blocks.
+func namesOut(groups *C.uint32_t, hashes *C.uint8_t, hashBytes, n C.size_t) ([]uint32, []byte, error) {
+	var a args
+	if hashBytes > maxElements || n > 0 && hashBytes > maxElements/n {
+		a.bad("%d hashes of %d bytes are too many", n, hashBytes)
+		return nil, nil, a.err()
+	}
+	g, h := array[uint32](&a, "groups", unsafe.Pointer(groups), n), array[byte](&a, "hashes", unsafe.Pointer(hashes), n*hashBytes)
+	return g, h, a.err()
+}
+
 //export kvlGoJobDirect
 func kvlGoJobDirect(job C.kvl_job, direct *C.uint8_t, why **C.char) C.int32_t {
 	return call(why, func() error {
@@ -175,14 +209,9 @@ func kvlGoJobDirect(job C.kvl_job, direct *C.uint8_t, why **C.char) C.int32_t {
 //export kvlGoJobEvicted
 func kvlGoJobEvicted(job C.kvl_job, groups *C.uint32_t, hashes *C.uint8_t, hashBytes, n C.size_t, why **C.char) C.int32_t {
 	return call(why, func() error {
-		var a args
-		if hashBytes > maxElements || n > 0 && hashBytes > maxElements/n {
-			a.bad("%d hashes of %d bytes are too many", n, hashBytes)
-			return a.err()
-		}
-		g, h := array[uint32](&a, "groups", unsafe.Pointer(groups), n), array[byte](&a, "hashes", unsafe.Pointer(hashes), n*hashBytes)
-		if a.err() != nil {
-			return a.err()
+		g, h, err := namesOut(groups, hashes, hashBytes, n)
+		if err != nil {
+			return err
 		}
 		return library.JobEvicted(capi.Handle(job), g, h, int(hashBytes))
 	})
@@ -207,6 +236,18 @@ func kvlGoJobEnd(job C.kvl_job, failed *C.uint8_t, n C.size_t, why **C.char) C.i
 			return a.err()
 		}
 		return library.JobEnd(capi.Handle(job), bad)
+	})
+}
+
+//export kvlGoSetAnchors
+func kvlGoSetAnchors(engine C.kvl_engine, keys, anchors *C.uint8_t, n C.size_t, why **C.char) C.int32_t {
+	return call(why, func() error {
+		var a args
+		k, of := keysOf(&a, keys, n), keysOf(&a, anchors, n)
+		if a.err() != nil {
+			return a.err()
+		}
+		return library.SetAnchors(capi.Handle(engine), k, of)
 	})
 }
 

@@ -235,6 +235,10 @@ kvl_status kvl_copy(kvl_stream stream, kvl_memory to, const uint64_t *to_at, kvl
 
 kvl_status kvl_report_slowdown(kvl_engine engine, double percent) { CALL(kvlGoReportSlowdown, engine, percent); }
 
+kvl_status kvl_set_anchors(kvl_engine engine, const uint8_t *keys, const uint8_t *anchors, size_t n) {
+  CALL(kvlGoSetAnchors, engine, (uint8_t *)keys, (uint8_t *)anchors, n);
+}
+
 kvl_status kvl_drop(kvl_engine engine, const uint8_t *keys, size_t n, size_t *stay) { CALL(kvlGoDrop, engine, (uint8_t *)keys, n, stay); }
 
 kvl_status kvl_open_manager(const char *config, kvl_manager *manager) { CALL(kvlGoOpenManager, (char *)config, manager); }
@@ -266,6 +270,10 @@ kvl_status kvl_manager_forget(kvl_manager manager, const kvl_blocks *blocks) {
   CALL(kvlGoManagerForget, manager, (kvl_blocks *)blocks);
 }
 
+kvl_status kvl_manager_set_anchors(kvl_manager manager, const kvl_blocks *blocks, const kvl_blocks *anchors) {
+  CALL(kvlGoManagerSetAnchors, manager, (kvl_blocks *)blocks, (kvl_blocks *)anchors);
+}
+
 kvl_status kvl_manager_touch(kvl_manager manager, const kvl_blocks *blocks) {
   CALL(kvlGoManagerTouch, manager, (kvl_blocks *)blocks);
 }
@@ -279,6 +287,10 @@ kvl_status kvl_job_loaded(kvl_job job, double seconds, double wait, int64_t toke
 }
 
 kvl_status kvl_job_size(kvl_job job, size_t *blocks, size_t *evicted) { CALL(kvlGoJobSize, job, blocks, evicted); }
+
+kvl_status kvl_job_anchors(kvl_job job, uint32_t *groups, uint8_t *hashes, size_t hash_bytes, size_t n) {
+  CALL(kvlGoJobAnchors, job, groups, hashes, hash_bytes, n);
+}
 
 kvl_status kvl_job_direct(kvl_job job, uint8_t *direct) { CALL(kvlGoJobDirect, job, direct); }
 

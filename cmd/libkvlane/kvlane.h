@@ -352,11 +352,12 @@ kvl_status kvl_close_manager(kvl_manager manager, int64_t timeout_ms);
 #define KVL_UNDER_WAY 1u /* a job in progress stores it, or loads it from files */
 #define KVL_THERE 2u     /* it is in every worker's memory */
 #define KVL_BELOW 3u     /* it is in files, but not in every worker's memory */
+#define KVL_REMOTE 4u    /* it is in block servers, but not in every worker's memory or files */
 
 /*
  * kvl_manager_lookup writes the state of each block. It does not protect blocks from eviction: kvl_manager_load does.
- * KVL_BUSY: the files did not answer within a second, or have not answered since. The states of blocks in memory are still
- * valid; blocks that may be in files are KVL_ABSENT.
+ * KVL_BUSY: files or servers did not answer within a second, or have not answered since. The other states are still valid; blocks
+ * that may be there are KVL_ABSENT. The first block is the first of a prompt, unless kvl_manager_set_anchors has set its anchor.
  */
 kvl_status kvl_manager_lookup(kvl_manager manager, const kvl_blocks *blocks, uint8_t *states);
 
@@ -371,7 +372,7 @@ kvl_status kvl_manager_worth(kvl_manager manager, const kvl_blocks *blocks, cons
 kvl_status kvl_manager_computed(kvl_manager manager, int64_t tokens, double seconds);
 
 /*
- * kvl_manager_load pins blocks that are all KVL_THERE or KVL_BELOW. Each worker then passes their keys to kvl_load_blocks.
+ * kvl_manager_load pins blocks that are all KVL_THERE, KVL_BELOW or KVL_REMOTE. Each worker then passes their keys to kvl_load_blocks.
  * It returns KVL_NOT_FOUND if a block is absent, and KVL_BUSY if a block is KVL_UNDER_WAY or there is no space for it. Then no
  * block is pinned.
  */
@@ -391,6 +392,12 @@ kvl_status kvl_job_size(kvl_job job, size_t *blocks, size_t *evicted);
 
 /* kvl_job_evicted writes the names of the blocks that workers must drop before the job: all n of kvl_job_size. */
 kvl_status kvl_job_evicted(kvl_job job, uint32_t *groups, uint8_t *hashes, size_t hash_bytes, size_t n);
+
+/*
+ * kvl_job_anchors writes the names of the anchors of the job's n blocks: see kvl_set_anchors. Workers call kvl_set_anchors with
+ * their keys before they drop, load or dump. KVL_NOT_FOUND: no tier needs anchors.
+ */
+kvl_status kvl_job_anchors(kvl_job job, uint32_t *groups, uint8_t *hashes, size_t hash_bytes, size_t n);
 
 /*
  * kvl_job_loaded reports the times of a job that loads, before kvl_job_end. seconds: the duration of the slowest worker's load
@@ -416,12 +423,21 @@ kvl_status kvl_job_end(kvl_job job, const uint8_t *failed, size_t n);
 
 /*
  * kvl_manager_forget turns blocks that a worker found corrupt into misses. kvl_manager_touch marks blocks as used.
+ * kvl_manager_set_anchors sets the anchors of n blocks, as kvl_set_anchors does.
  * kvl_manager_reset forgets all blocks in the workers' memory that belong to no job. kvl_manager_stats is like kvl_stats.
  */
 kvl_status kvl_manager_forget(kvl_manager manager, const kvl_blocks *blocks);
 kvl_status kvl_manager_touch(kvl_manager manager, const kvl_blocks *blocks);
+kvl_status kvl_manager_set_anchors(kvl_manager manager, const kvl_blocks *blocks, const kvl_blocks *anchors);
 kvl_status kvl_manager_reset(kvl_manager manager);
 kvl_status kvl_manager_stats(kvl_manager manager, char *buffer, size_t *bytes);
+
+/*
+ * kvl_set_anchors sets the anchors of n blocks. The tier "remote" places a block by its anchor: the key of the first block of its
+ * run of 64 blocks, counted from the start of the prompt. kvl_lease records the anchors of a whole prompt. Call kvl_set_anchors
+ * before calls with blocks of the middle of a prompt, if no such lease precedes. Without the tier it has no effect.
+ */
+kvl_status kvl_set_anchors(kvl_engine engine, const uint8_t *keys, const uint8_t *anchors, size_t n);
 
 /*
  * kvl_drop removes blocks from a worker's memory, but not from files. It does not wait and ignores absent blocks. It sets stay

@@ -70,7 +70,7 @@ func TestHeaderAgreesWithTheLibrary(t *testing.T) {
 		"KVL_HOST": 0, "KVL_DEVICE": 1,
 		"KVL_LAYERWISE": int64(capi.Layerwise), "KVL_AWAITED": int64(capi.Awaited),
 		"KVL_PROMOTE": int64(capi.Promote), "KVL_BYPASS": int64(capi.Bypass), "KVL_POOLED": int64(capi.Pooled),
-		"KVL_ABSENT": int64(capi.Absent), "KVL_UNDER_WAY": int64(capi.UnderWay), "KVL_THERE": int64(capi.There), "KVL_BELOW": int64(capi.Below),
+		"KVL_ABSENT": int64(capi.Absent), "KVL_UNDER_WAY": int64(capi.UnderWay), "KVL_THERE": int64(capi.There), "KVL_BELOW": int64(capi.Below), "KVL_REMOTE": int64(capi.Remote),
 		"KVL_DONE": int64(capi.Done), "KVL_SOURCE_FREE": int64(capi.SourceFree), "KVL_PUBLISHED": int64(capi.Published),
 		"KVL_KEY_BYTES": block.KeyBytes, "KVL_HASH_BYTES": block.HashBytes,
 		"KVL_ABI": 3, "KVL_FOREVER": -1,

@@ -99,7 +99,7 @@ func TestManagerOfDirectWorkers(t *testing.T) {
 			t.Fatal(err)
 		}
 		for r, w := range workers {
-			w.drop(t, j)
+			w.prepare(t, j)
 			hits, err := w.e.Lookup(t.Context(), w.keys(all))
 			if err != nil {
 				t.Fatal(err)

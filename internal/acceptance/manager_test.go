@@ -57,8 +57,14 @@ func (w *worker) refs(blocks []kvlane.Block) []kvlane.Ref {
 	return refs
 }
 
-func (w *worker) drop(t *testing.T, j *kvlane.Job) {
+// prepare records the anchors of a job's blocks and drops the evicted blocks.
+func (w *worker) prepare(t *testing.T, j *kvlane.Job) {
 	t.Helper()
+	if j.Anchors != nil {
+		if err := w.e.SetAnchors(w.keys(j.Blocks), w.keys(j.Anchors)); err != nil {
+			t.Fatal(err)
+		}
+	}
 	if stay, err := w.e.Drop(t.Context(), w.keys(j.Evicted)); err != nil || stay != 0 {
 		t.Errorf("%d stay, %v", stay, err)
 	}
@@ -66,7 +72,7 @@ func (w *worker) drop(t *testing.T, j *kvlane.Job) {
 
 func (w *worker) store(t *testing.T, j *kvlane.Job) {
 	t.Helper()
-	w.drop(t, j)
+	w.prepare(t, j)
 	task, err := w.e.Dump(t.Context(), w.cache, w.refs(j.Blocks), kvlane.DumpOptions{})
 	if err != nil {
 		t.Fatal(err)
@@ -79,7 +85,7 @@ func (w *worker) store(t *testing.T, j *kvlane.Job) {
 // load executes a load job, and returns the indices of the blocks that failed.
 func (w *worker) load(t *testing.T, j *kvlane.Job) (failed []int) {
 	t.Helper()
-	w.drop(t, j)
+	w.prepare(t, j)
 	o := kvlane.LoadOptions{Promotion: kvlane.PromoteAll}
 	if j.Direct {
 		o.Promotion = kvlane.PromoteNone

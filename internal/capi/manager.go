@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/kvlane/kvlane"
+	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/settings"
 )
 
@@ -122,6 +123,7 @@ const (
 	UnderWay uint8 = 1
 	There    uint8 = 2 // in memory of every worker
 	Below    uint8 = 3 // in files, but not in every worker's memory
+	Remote   uint8 = 4 // in block servers, but not in every worker's memory or files
 )
 
 // ManagerLookup writes the state of each block. If a tier does not respond, it uses the other tiers
@@ -217,17 +219,47 @@ func (l *Library) JobEvicted(h Handle, groups []uint32, hashes []byte, hashBytes
 	if err != nil {
 		return err
 	}
-	if len(groups) != len(j.Evicted) || len(hashes) != hashBytes*len(groups) {
-		return invalid("space for %d evicted blocks with %d bytes of hashes, job %d has %d", len(groups), len(hashes), h, len(j.Evicted))
+	return writeNames(j.Evicted, "evicted blocks", groups, hashes, hashBytes)
+}
+
+func writeNames(blocks []kvlane.Block, what string, groups []uint32, hashes []byte, hashBytes int) error {
+	if len(groups) != len(blocks) || len(hashes) != hashBytes*len(groups) {
+		return invalid("space for %d %s with %d bytes of hashes, the job has %d", len(groups), what, len(hashes), len(blocks))
 	}
-	for i, b := range j.Evicted {
+	for i, b := range blocks {
 		if len(b.Hash) != hashBytes {
-			return invalid("the hash of an evicted block has %d bytes, not %d", len(b.Hash), hashBytes)
+			return invalid("a hash of the %s has %d bytes, not %d", what, len(b.Hash), hashBytes)
 		}
 		groups[i] = uint32(b.Group)
 		copy(hashes[i*hashBytes:], b.Hash)
 	}
 	return nil
+}
+
+// ManagerSetAnchors records the anchors of blocks.
+func (l *Library) ManagerSetAnchors(h Handle, n, anchors *Names) error {
+	m, blocks, err := l.manage(h, n)
+	if err != nil {
+		return err
+	}
+	of, err := anchors.blocks()
+	if err != nil {
+		return err
+	}
+	return m.SetAnchors(blocks, of)
+}
+
+// JobAnchors writes the anchor of each block of a job. If no tier needs anchors, it returns
+// ErrNotFound.
+func (l *Library) JobAnchors(h Handle, groups []uint32, hashes []byte, hashBytes int) error {
+	j, err := find[*job](&l.handles, h)
+	if err != nil {
+		return err
+	}
+	if j.Anchors == nil && len(j.Blocks) > 0 {
+		return fmt.Errorf("no tier needs the anchors of job %d: %w", h, errdefs.ErrNotFound)
+	}
+	return writeNames(j.Anchors, "anchors", groups, hashes, hashBytes)
 }
 
 // JobSize returns the number of blocks of a job and the number of blocks that workers must drop
@@ -331,6 +363,15 @@ func (l *Library) ManagerStats(h Handle) ([]byte, error) {
 		return nil, err
 	}
 	return json.Marshal(figures(reflect.ValueOf(m.Stats())))
+}
+
+// SetAnchors records the anchors of blocks in an engine.
+func (l *Library) SetAnchors(h Handle, keys, anchors []kvlane.Key) error {
+	e, err := find[*engine](&l.handles, h)
+	if err != nil {
+		return err
+	}
+	return e.SetAnchors(keys, anchors)
 }
 
 // Drop removes blocks from an engine's cache. It returns the number of blocks that are in use and

@@ -89,7 +89,7 @@ var Tiers = []Tier{
 		},
 	},
 	{
-		Name: remote.Name, Doc: "block servers", Page: "tiers.md",
+		Name: remote.Name, Doc: "block servers", Page: "tiers.md", Shared: true,
 		Settings: []Setting{
 			{Key: "store.remote", Name: "remote", Doc: "block servers, `HOST:PORT[=WEIGHT],...`; all clients of the servers need the same list", Default: "none", Flag: none},
 			{Key: "store.remote_timeout_ms", Name: "remote-timeout-ms", Kind: Int, Doc: "time of a request to a block server, after which it is a miss", Default: "1000", Flag: "0"},

@@ -21,10 +21,14 @@ type Source uint8
 
 // The sources of blocks.
 const (
-	Memory Source = iota // in the cache
-	Files                // in a tier below
-	sources
+	Memory  Source       = iota // in the cache
+	Files                       // in files
+	Remote                      // in block servers
+	Sources = Remote + 1        // number of sources
 )
+
+// Bytes are numbers of bytes by source.
+type Bytes [Sources]int64
 
 const (
 	minSamples    = 3   // number of samples after which a time is known
@@ -40,12 +44,12 @@ const (
 // The zero value has no measurements.
 type Model struct {
 	mu    sync.Mutex
-	load  [sources]mean      // seconds per byte
-	delay [sources]median    // delays reported by Delayed, in seconds
+	load  [Sources]mean      // seconds per byte
+	delay [Sources]median    // delays reported by Delayed, in seconds
 	token mean               // seconds per token, without the fixed time of a step
 	step  mean               // seconds of a step of few tokens
-	next  [sources]time.Time // earliest time of the next probe
-	busy  [sources]bool      // a probe is running
+	next  [Sources]time.Time // earliest time of the next probe
+	busy  [Sources]bool      // a probe is running
 	stats Stats
 }
 
@@ -56,9 +60,11 @@ type Stats struct {
 	BlocksRefused   int64         // blocks not worth loading
 	Probes          int64         // probes started
 	MemoryRate      float64       // bytes per second from the cache, or zero if not known
-	FileRate        float64       // bytes per second from the tiers below, or zero if not known
+	FileRate        float64       // bytes per second from files, or zero if not known
+	RemoteRate      float64       // bytes per second from block servers, or zero if not known
 	MemoryDelay     time.Duration // fixed delay of loads from the cache, or zero if not known
-	FileDelay       time.Duration // fixed delay of loads with blocks of the tiers below, or zero
+	FileDelay       time.Duration // fixed delay of loads with blocks in files, or zero
+	RemoteDelay     time.Duration // fixed delay of loads with blocks in block servers, or zero
 	TokensPerSecond float64       // computed beyond the fixed time of a step, or zero if not known
 	Step            time.Duration // fixed time of a step, or zero if not known
 }
@@ -120,19 +126,22 @@ func (m *median) value() float64 {
 }
 
 // Loaded adds the duration of a load or prefetch that has read these numbers of bytes from each
-// source. The duration excludes waits before the start and after the end.
-func (m *Model) Loaded(memory, files int64, took time.Duration) {
+// source. The duration excludes waits before the start and after the end. It measures the last
+// source that has bytes.
+func (m *Model) Loaded(bytes Bytes, took time.Duration) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	all := took.Seconds()
-	if files == 0 {
-		m.load[Memory].add(all / float64(memory))
-		return
+	last, total, others := Memory, 0.0, 0.0 // others is the expected time of the other sources
+	for s := range Sources {
+		if n := float64(bytes[s]); n > 0 {
+			others += float64(bytes[last]) * m.load[last].value()
+			last, total = s, total+n
+		}
 	}
-	// Subtract the time of the bytes from memory, but count at least the share of time in
-	// proportion to the bytes from files.
-	share := float64(files) / float64(memory+files)
-	m.load[Files].add(max(all-float64(memory)*m.load[Memory].value(), all*share) / float64(files))
+	// Subtract the time of the other sources, but count at least the share of time in proportion to
+	// the bytes.
+	all, n := took.Seconds(), float64(bytes[last])
+	m.load[last].add(max(all-others, all*n/total) / n)
 }
 
 // Delayed adds the time from the scheduling of a load to the use of its blocks, without the
@@ -190,8 +199,10 @@ func (m *Model) Worth(p Prefix) int {
 // costs yields, for each i, the seconds to load the first i+1 blocks of a prefix. The caller holds
 // mu.
 func (m *Model) costs(p Prefix) iter.Seq2[int, float64] {
-	load := [sources]float64{m.load[Memory].value(), m.load[Files].value()}
-	delay := [sources]float64{m.delay[Memory].value(), m.delay[Files].value()}
+	var load, delay [Sources]float64
+	for s := range Sources {
+		load[s], delay[s] = m.load[s].value(), m.delay[s].value()
+	}
 	return func(yield func(int, float64) bool) {
 		moved, waits := 0.0, 0.0
 		for i := range p.Blocks {
@@ -243,8 +254,9 @@ func (m *Model) Stats() Stats {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	s := m.stats
-	s.MemoryRate, s.FileRate, s.TokensPerSecond = m.load[Memory].rate(), m.load[Files].rate(), m.token.rate()
-	s.MemoryDelay, s.FileDelay = seconds(m.delay[Memory].value()), seconds(m.delay[Files].value())
+	s.MemoryRate, s.FileRate, s.RemoteRate = m.load[Memory].rate(), m.load[Files].rate(), m.load[Remote].rate()
+	s.MemoryDelay, s.FileDelay, s.RemoteDelay = seconds(m.delay[Memory].value()), seconds(m.delay[Files].value()), seconds(m.delay[Remote].value())
+	s.TokensPerSecond = m.token.rate()
 	s.Step = seconds(m.step.value())
 	return s
 }

@@ -45,7 +45,7 @@ func prefix(inFiles func(i int) bool) admission.Prefix {
 func (m *machine) load(n int) {
 	above := min(n, m.below)
 	took := time.Duration(above)*(m.memory/blocks) + time.Duration(n-above)*(m.files/blocks)
-	m.Loaded(int64(above)*blockBytes, int64(n-above)*blockBytes, took)
+	m.Loaded(admission.Bytes{int64(above) * blockBytes, int64(n-above) * blockBytes}, took)
 }
 
 func (m *machine) want(t *testing.T, what string, n int) {
@@ -194,7 +194,7 @@ func TestAHitThatTakesLongerThanComputingIsRefused(t *testing.T) {
 		for range 5 {
 			m.Computed(208, 30*time.Millisecond)
 			m.Computed(c.prompt, c.computed)
-			m.Loaded(c.hit<<16, 0, time.Duration(c.hit<<16)*time.Second/53e9)
+			m.Loaded(admission.Bytes{c.hit << 16}, time.Duration(c.hit<<16)*time.Second/53e9)
 			m.Delayed(admission.Memory, c.delay, 0)
 		}
 		p := hit(c.hit)

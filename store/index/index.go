@@ -11,6 +11,7 @@ package index
 
 import (
 	"errors"
+	"fmt"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -123,6 +124,16 @@ func (x *Index) Use(before block.Key, keys []block.Key) {
 	x.note(before, keys, 0)
 	x.anchors.Follow(before, keys)
 	x.used(before, keys)
+}
+
+// SetAnchors records the anchors of blocks for tiers that are tier.Placed: see tier.Runs.Set. It
+// returns ErrInvalid if the lists have different lengths.
+func (x *Index) SetAnchors(keys, anchors []block.Key) error {
+	if len(keys) != len(anchors) {
+		return fmt.Errorf("set %d anchors of %d blocks: %w", len(anchors), len(keys), errdefs.ErrInvalid)
+	}
+	x.anchors.Set(keys, anchors)
+	return nil
 }
 
 // note records the order of keys[from:]. before precedes keys[0].

@@ -132,15 +132,12 @@ func (x *Index) lacking(ctx context.Context, above []tier.Tier, keys []block.Key
 func (l *Lease) Len() int { return len(l.keys) }
 
 // Tier returns the name of the tier in which block i was found and pinned.
-func (l *Lease) Tier(i int) string {
-	at := slices.IndexFunc(l.runs, func(r run) bool { return i < r.end })
-	return l.x.c.Tiers[l.runs[at].tier].Name()
-}
+func (l *Lease) Tier(i int) string { return l.x.c.Tiers[l.TierIndex(i)].Name() }
 
-// Below reports whether block i is pinned in a tier other than the first.
-func (l *Lease) Below(i int) bool {
+// TierIndex returns the index of the tier in which block i is pinned, from fast to slow.
+func (l *Lease) TierIndex(i int) int {
 	at := slices.IndexFunc(l.runs, func(r run) bool { return i < r.end })
-	return l.runs[at].tier > 0
+	return l.runs[at].tier
 }
 
 // Keys returns the keys of the pinned blocks. The caller must not change them.

@@ -7,6 +7,7 @@ import (
 
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/store/admission"
 	"github.com/kvlane/kvlane/store/index"
 	"github.com/kvlane/kvlane/store/layers"
 	"github.com/kvlane/kvlane/store/pipeline"
@@ -30,11 +31,10 @@ type Task struct {
 	// The fields below are owned by the task's goroutine.
 	sc          *scratch
 	startedAt   time.Time
-	elapsed     time.Duration // set before Done is closed
-	cacheBytes  int64         // loaded from the cache
-	lowerBytes  int64         // loaded from the tiers below
-	groups      []*group      // being copied or checked
-	inFlight    int           // groups being copied
+	elapsed     time.Duration   // set before Done is closed
+	bytes       admission.Bytes // loaded
+	groups      []*group        // being copied or checked
+	inFlight    int             // groups being copied
 	groupsArray [2]*group
 }
 
@@ -144,8 +144,8 @@ func (t *Task) stop() {
 func (t *Task) finish() {
 	t.elapsed = t.p.Clock.Now().Sub(t.startedAt)
 	t.p.Count.LoadTimes.Observe(t.elapsed)
-	if t.cacheBytes+t.lowerBytes > 0 {
-		t.l.Admission.Loaded(t.cacheBytes, t.lowerBytes, t.elapsed)
+	if t.bytes != (admission.Bytes{}) {
+		t.l.Admission.Loaded(t.bytes, t.elapsed)
 	}
 	t.sc.FailExpired()
 	t.layers.CompleteAll()

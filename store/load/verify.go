@@ -6,6 +6,7 @@ import (
 
 	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/store/admission"
 	"github.com/kvlane/kvlane/store/batch"
 	"github.com/kvlane/kvlane/store/pages"
 	"github.com/kvlane/kvlane/store/pipeline"
@@ -114,14 +115,15 @@ func (t *Task) checkSums(p *batch.Part, i int32, sum func(shard int) uint64) err
 }
 
 // verifiedCount counts loaded blocks by tier, and by whether the copy or the CPU verified them.
-type verifiedCount struct{ cached, below, byCopy, byCPU int64 }
+type verifiedCount struct {
+	blocks        admission.Bytes // numbers of blocks
+	byCopy, byCPU int64
+}
 
 // add counts a block. hasSums is set if its copies had sums.
 func (v *verifiedCount) add(t *Task, it *read.Item, hasSums bool) {
-	if it.Tier == 0 {
-		v.cached++
-	} else {
-		v.below++
+	v.blocks[t.p.Source(it.Tier)]++
+	if it.Tier > 0 {
 		t.p.Count.Hits[it.Tier].Add(1)
 	}
 	byCopy := hasSums && t.copySums && !it.NoLeafSums
@@ -135,10 +137,11 @@ func (v *verifiedCount) add(t *Task, it *read.Item, hasSums bool) {
 
 // addTo adds the counts to those of the task and of the store.
 func (v *verifiedCount) addTo(t *Task, imageBytes int64) {
-	t.cacheBytes += v.cached * imageBytes
-	t.lowerBytes += v.below * imageBytes
+	for s, n := range v.blocks {
+		t.bytes[s] += n * imageBytes
+	}
 	c := &t.p.Count
-	c.Hits[0].Add(v.cached)
+	c.Hits[0].Add(v.blocks[admission.Memory])
 	c.VerifiedByCopy.Add(v.byCopy)
 	c.VerifiedByCPU.Add(v.byCPU)
 }

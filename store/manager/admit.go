@@ -22,14 +22,14 @@ func (m *Manager) Worth(blocks []Block, states []State, tokens int64) int {
 	}
 	p := admission.Prefix{
 		Blocks: n, Tokens: tokens,
-		Source: func(i int) admission.Source { return sourceOf(states[i] == InFiles) },
+		Source: func(i int) admission.Source { return sourceOf(states[i]) },
 		Bytes:  func(i int) int64 { return m.blockBytes(blocks[i].Group) },
 	}
 	worth := m.admission.Worth(p)
 	if worth == n {
 		return n
 	}
-	source := sourceOf(slices.Contains(states[worth:n], InFiles))
+	source := sourceOf(slices.Max(states[worth:n]))
 	if !m.admission.Probe(source, m.clock.Now()) {
 		return worth
 	}
@@ -39,11 +39,15 @@ func (m *Manager) Worth(blocks []Block, states []State, tokens int64) int {
 	return n
 }
 
-func sourceOf(inFiles bool) admission.Source {
-	if inFiles {
+func sourceOf(s State) admission.Source {
+	switch s {
+	case InFiles:
 		return admission.Files
+	case InRemote:
+		return admission.Remote
+	default:
+		return admission.Memory
 	}
-	return admission.Memory
 }
 
 // Loaded reports the times of a load job. Call it before End. elapsed is the duration of the
@@ -51,20 +55,19 @@ func sourceOf(inFiles bool) admission.Source {
 // tokens the number of tokens of other requests that the engine computed meanwhile. If wait is not
 // positive, the delay is not measured.
 func (j *Job) Loaded(elapsed, wait time.Duration, tokens int64) {
-	var memory, files int64
-	for i := range j.blocks {
-		if n := j.m.blockBytes(j.blocks[i].name.Group); j.blocks[i].slot != nil {
-			memory += n
-		} else {
-			files += n
-		}
-	}
-	if !j.load || memory+files == 0 || elapsed <= 0 {
+	if !j.load || len(j.blocks) == 0 || elapsed <= 0 {
 		return
 	}
-	j.m.admission.Loaded(memory, files, elapsed)
+	var bytes admission.Bytes
+	var slowest admission.Source
+	for i := range j.blocks {
+		source := sourceOf(j.blocks[i].from)
+		bytes[source] += j.m.blockBytes(j.blocks[i].name.Group)
+		slowest = max(slowest, source)
+	}
+	j.m.admission.Loaded(bytes, elapsed)
 	if wait > 0 {
-		j.m.admission.Delayed(sourceOf(files > 0), wait-elapsed, tokens)
+		j.m.admission.Delayed(slowest, wait-elapsed, tokens)
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 
 	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/store/manager"
+	"github.com/kvlane/kvlane/tier"
 )
 
 // Admission depends on the times of jobs, by blocks in pools and in files, and on the times that
@@ -17,7 +18,7 @@ func TestFilesThatAreSlowerThanComputingAreRefused(t *testing.T) {
 	for _, always := range []bool{false, true} {
 		clock := clockwork.NewFakeClock()
 		below, fs := &files{there: map[block.Key]bool{}}, formats(t, 0, 1, 1)
-		m, err := manager.Open(manager.Config{OpenPool: pool(4, fs), Ranks: []manager.Rank{{Formats: fs, Files: below}}, AdmitAlways: always, Clock: clock})
+		m, err := manager.Open(manager.Config{OpenPool: pool(4, fs), Ranks: []manager.Rank{{Formats: fs, Below: []tier.Tier{below}}}, AdmitAlways: always, Clock: clock})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -35,7 +35,7 @@ func TestDefectHungFilesStopTheScheduler(t *testing.T) {
 	fs := formats(t, 0, 1, 1)
 	h.there = map[block.Key]bool{}
 	clock := clockwork.NewFakeClock()
-	m, err := manager.Open(manager.Config{Ranks: []manager.Rank{{Formats: fs, Files: h}}, OpenPool: pool(8, fs), Clock: clock})
+	m, err := manager.Open(manager.Config{Ranks: []manager.Rank{{Formats: fs, Below: []tier.Tier{h}}}, OpenPool: pool(8, fs), Clock: clock})
 	if err != nil {
 		t.Fatal(err)
 	}

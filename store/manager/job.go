@@ -16,6 +16,9 @@ import (
 type Job struct {
 	// Blocks are loaded or stored by the workers, in the order of the call.
 	Blocks []Block
+	// Anchors are the anchors of Blocks, which the workers record before they access their blocks
+	// (kvlane.Engine.SetAnchors). It is nil unless a tier places blocks by anchors (tier.Placed).
+	Anchors []Block
 	// Evicted are blocks that the workers drop from their pools before they start.
 	Evicted []Block
 	// Direct makes the workers load blocks that are not in their pools directly from files
@@ -35,11 +38,12 @@ type jobBlock struct {
 	name *Block // the element of Manager.names
 	slot tier.Slot
 	fill tier.Fill
+	from State // where a load finds it
 }
 
 // Load pins blocks, for workers to load from their pools, or from files into the pools. With
 // Config.Direct, a block in files enters the pools only if one of the blocks was requested or
-// evicted recently: see Job.Direct. Load returns ErrNotFound if a block is absent, and ErrBusy if
+// evicted recently, or is in a block server: see Job.Direct. Load returns ErrNotFound if a block is absent, and ErrBusy if
 // another job is storing or reading a block, if a block from files is given twice, or if there is
 // no space for blocks from files. After an error nothing is pinned.
 func (m *Manager) Load(ctx context.Context, blocks []Block) (*Job, error) {
@@ -60,7 +64,11 @@ func (m *Manager) Load(ctx context.Context, blocks []Block) (*Job, error) {
 			j.undo(err)
 			return fail(errors.Join(fmt.Errorf("block %d: %w", i, err), unseen))
 		}
-		if m.direct && j.blocks[i].slot == nil && m.pool.Admit(keys[i]) {
+		h := &j.blocks[i]
+		if h.from = InPool; h.slot == nil {
+			h.from = states[i]
+		}
+		if m.direct && h.slot == nil && (m.pool.Admit(keys[i]) || h.from == InRemote) {
 			j.Direct = false
 		}
 	}
@@ -72,6 +80,7 @@ func (m *Manager) Load(ctx context.Context, blocks []Block) (*Job, error) {
 		}
 		inFiles++
 		if !j.Direct {
+			from := h.from
 			if *h, err = m.reserve(keys[i], blocks[i]); err != nil {
 				if errors.Is(err, errdefs.ErrExists) { // this job already reads the block
 					err = fmt.Errorf("the job brings it already: %w", errdefs.ErrBusy)
@@ -79,6 +88,7 @@ func (m *Manager) Load(ctx context.Context, blocks []Block) (*Job, error) {
 				j.undo(err)
 				return fail(errors.Join(fmt.Errorf("block %d: %w", i, err), unseen))
 			}
+			h.from = from
 		}
 	}
 	m.stats.FromFiles += inFiles
@@ -133,10 +143,12 @@ func (m *Manager) Store(blocks []Block, before ...Block) (*Job, error) {
 		return nil, fmt.Errorf("store %d blocks: the block before them: %w", len(blocks), err)
 	}
 	var last block.Key
+	var previous Block
 	if n := len(earlier); n > 0 {
-		last = earlier[n-1]
+		last, previous = earlier[n-1], before[n-1]
 	}
 	m.note(last, keys)
+	m.runs.Follow(previous, blocks)
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	j := &Job{m: m}
@@ -158,6 +170,7 @@ func (m *Manager) Store(blocks []Block, before ...Block) (*Job, error) {
 
 // begin passes the recorded evicted blocks to the job. The caller holds mu.
 func (m *Manager) begin(j *Job) {
+	j.Anchors = m.anchors(j.Blocks)
 	j.Evicted, m.evicted = m.evicted, nil
 	m.live++
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/errdefs"
@@ -11,10 +12,11 @@ import (
 )
 
 // Lookup returns the state of each block. blocks are in the order of a prompt; blocks of several
-// page groups are in the order of their tokens. Lookup pins nothing: the state may change until
-// Load. If the file tier fails, its blocks count as absent, and its error is returned with the
-// states. The error is ErrBusy if the tier has not answered within Config.FilesMax. Until that
-// lookup ends, further calls return ErrBusy at once.
+// page groups are in the order of their tokens. blocks[0] is the first of its prompt, unless it has an
+// anchor (SetAnchors). Lookup pins nothing: the state may change until Load. If a tier below the
+// pools fails, its blocks count as absent, and its error is returned with the states. The error is
+// ErrBusy if the tier has not answered within Config.FilesMax. Until that lookup ends, further
+// calls do not ask the tier.
 func (m *Manager) Lookup(ctx context.Context, blocks []Block) ([]State, error) {
 	keys, err := m.keys(0, blocks)
 	if err != nil {
@@ -37,46 +39,124 @@ func (m *Manager) Lookup(ctx context.Context, blocks []Block) ([]State, error) {
 			below, at = append(below, blocks[i]), append(at, i)
 		}
 	}
-	if len(at) > 0 {
-		m.note(block.Key{}, keys)
+	if len(at) == 0 {
+		return states, nil
 	}
-	there, err := m.inFiles(ctx, below)
+	m.note(block.Key{}, keys)
+	m.runs.Follow(Block{}, blocks)
+	found, err := m.below(ctx, below)
 	for k, i := range at {
-		if there != nil && there[k] {
-			states[i] = InFiles
-		}
+		states[i] = found[k]
 	}
 	return states, err
 }
 
-// inFiles reports for each block whether the files of every rank have it. It waits for at most
-// Config.FilesMax.
-func (m *Manager) inFiles(ctx context.Context, blocks []Block) ([]bool, error) {
-	if len(blocks) == 0 || m.files == nil {
-		return nil, nil
+// SetAnchors records the anchors of blocks, for callers whose calls do not start with the first
+// block of a prompt. The anchor of a block is the first block of its run of tier.RunBlocks blocks,
+// counted from the start of the prompt. It returns ErrInvalid if the lists have different lengths.
+func (m *Manager) SetAnchors(blocks, anchors []Block) error {
+	if len(blocks) != len(anchors) {
+		return fmt.Errorf("set %d anchors of %d blocks: %w", len(anchors), len(blocks), errdefs.ErrInvalid)
 	}
-	there, err := m.files.lookUp(ctx, func(ctx context.Context) ([]bool, error) { return m.askFiles(ctx, blocks) })
-	if errors.Is(err, errdefs.ErrBusy) {
-		m.files.overdue.Add(int64(len(blocks)))
+	for _, b := range [][]Block{blocks, anchors} {
+		if _, err := m.keys(0, b); err != nil {
+			return fmt.Errorf("set anchors of %d blocks: %w", len(blocks), err)
+		}
 	}
-	return there, err
+	m.runs.Set(blocks, anchors)
+	return nil
 }
 
-// askFiles reports for each block whether the files of every rank have it.
-func (m *Manager) askFiles(ctx context.Context, blocks []Block) ([]bool, error) {
-	there := make([]bool, len(blocks))
-	states := make([]tier.State, len(blocks))
-	for rank := range m.ranks {
-		keys, err := m.keys(rank, blocks)
-		if err == nil {
-			err = m.ranks[rank].Files.Lookup(ctx, keys, states)
-		}
-		if err != nil {
-			return nil, fmt.Errorf("look up %d blocks in the files of rank %d: %w", len(blocks), rank, err)
-		}
-		for i, s := range states {
-			there[i] = s == tier.Ready && (rank == 0 || there[i])
+// anchors returns the anchor of each block, or the block itself if its anchor is not recorded. It
+// returns nil if no tier is tier.Placed.
+func (m *Manager) anchors(blocks []Block) []Block {
+	if m.runs == nil {
+		return nil
+	}
+	out := slices.Clone(blocks)
+	for i, b := range blocks {
+		if anchor, ok := m.runs.Of(b); ok {
+			out[i] = anchor
+		} else {
+			m.unanchored.Add(1)
 		}
 	}
-	return there, nil
+	return out
+}
+
+// below returns the state of each block in the tiers below the pools. A block is present if every
+// rank has it in one of these tiers. The state is that of the lowest tier that a rank needs.
+func (m *Manager) below(ctx context.Context, blocks []Block) ([]State, error) {
+	states := make([]State, len(blocks))
+	has := make([][]bool, len(m.ranks)) // by rank and block
+	for rank := range has {
+		has[rank] = make([]bool, len(blocks))
+	}
+	at := make([]int, len(blocks)) // the absent blocks
+	for i := range at {
+		at[i] = i
+	}
+	var errs []error
+	for i, t := range m.tiers {
+		if len(at) == 0 {
+			break
+		}
+		ask := make([]Block, len(at))
+		for k, b := range at {
+			ask[k] = blocks[b]
+		}
+		found, err := t.lookUp(ctx, len(ask), func(ctx context.Context) ([][]bool, error) { return m.ask(ctx, i, ask) })
+		if err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		k := 0 // index in ask
+		at = slices.DeleteFunc(at, func(b int) bool {
+			all := true
+			for rank := range found {
+				has[rank][b] = has[rank][b] || found[rank][k]
+				all = all && has[rank][b]
+			}
+			if all {
+				states[b] = t.state
+			}
+			k++
+			return all
+		})
+	}
+	return states, errors.Join(errs...)
+}
+
+// ask reports for each rank and block whether tier i below the pool has the block.
+func (m *Manager) ask(ctx context.Context, i int, blocks []Block) ([][]bool, error) {
+	found := make([][]bool, len(m.ranks))
+	states := make([]tier.State, len(blocks))
+	for rank, r := range m.ranks {
+		keys, err := m.keys(rank, blocks)
+		if err == nil {
+			err = m.place(rank, keys, blocks)
+		}
+		if err == nil {
+			err = r.Below[i].Lookup(ctx, keys, states)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("look up %d blocks in tier %s of rank %d: %w", len(blocks), m.tiers[i].name, rank, err)
+		}
+		for _, s := range states {
+			found[rank] = append(found[rank], s == tier.Ready)
+		}
+	}
+	return found, nil
+}
+
+// place records the anchors of blocks for the tiers of a rank. keys are the rank's keys of blocks.
+func (m *Manager) place(rank int, keys []block.Key, blocks []Block) error {
+	if m.runs == nil {
+		return nil
+	}
+	anchors, err := m.keys(rank, m.anchors(blocks))
+	if err == nil {
+		m.placed[rank].Set(keys, anchors)
+	}
+	return err
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/jonboulle/clockwork"
@@ -28,7 +29,8 @@ type Config struct {
 	Direct bool
 	// AdmitAlways makes Manager.Worth return all blocks.
 	AdmitAlways bool
-	// FilesMax bounds the time that Lookup waits for files: a network file system may not answer.
+	// FilesMax bounds the time that Lookup waits for each tier below the pools: a network file system
+	// may not answer.
 	// Default DefaultFilesMax.
 	FilesMax time.Duration
 	// Clock times jobs and waits for files. Default: the system clock.
@@ -38,21 +40,24 @@ type Config struct {
 // State is the state of a block.
 type State uint8
 
-// The states of a block. A block in InPool or InFiles is present.
+// The states of a block. A block in InPool, InFiles or InRemote is present.
 const (
 	Absent   State = iota
 	UnderWay       // a job is storing the block, or reading it from files
 	InPool         // the pool of every worker has the block
 	InFiles        // files have the block, and at least one pool does not
+	InRemote       // block servers have the block, and pool and files of at least one rank do not
 )
 
 // There reports whether a block can be loaded.
-func (s State) There() bool { return s == InPool || s == InFiles }
+func (s State) There() bool { return s >= InPool }
 
-// Rank describes the blocks of a worker and the tier below its pool.
+// Rank describes the blocks of a worker and the tiers below its pool.
 type Rank struct {
 	Formats block.Formats // by page group, the same order for all ranks
-	Files   tier.Tier     // may be nil. Only Lookup is called. The Manager does not close it.
+	// Below are the same tiers for all ranks, from fast to slow. The Manager calls Lookup, and
+	// SetAnchors of a tier.Placed. It does not close them.
+	Below []tier.Tier
 }
 
 // Pool is a tier of slots whose bytes the Manager does not access.
@@ -70,9 +75,9 @@ func (c *Config) Validate() error {
 		errs = append(errs, fmt.Errorf("manager: no ranks, or no pool: %w", errdefs.ErrInvalid))
 	}
 	for i, r := range c.Ranks {
-		if len(r.Formats) != len(c.Ranks[0].Formats) || (r.Files == nil) != (c.Ranks[0].Files == nil) {
-			errs = append(errs, fmt.Errorf("manager: rank %d has %d page groups, with files %t, and rank 0 has %d, with files %t: %w",
-				i, len(r.Formats), r.Files != nil, len(c.Ranks[0].Formats), c.Ranks[0].Files != nil, errdefs.ErrInvalid))
+		if first := c.Ranks[0]; len(r.Formats) != len(first.Formats) || len(r.Below) != len(first.Below) {
+			errs = append(errs, fmt.Errorf("manager: rank %d has %d page groups and %d tiers below its pool, and rank 0 has %d and %d: %w",
+				i, len(r.Formats), len(r.Below), len(first.Formats), len(first.Below), errdefs.ErrInvalid))
 		}
 	}
 	return errors.Join(errs...)
@@ -86,14 +91,17 @@ type Block struct {
 
 // Manager is the index of the workers' blocks: see the package documentation.
 type Manager struct {
-	ranks     []Rank
-	noWait    context.Context // has ended: for calls of the pool that must not block
-	clock     clockwork.Clock
-	always    bool // Config.AdmitAlways
-	direct    bool // Config.Direct
-	admission admission.Model
-	files     *files      // nil without files
-	order     *tier.Order // of rank 0's keys, for the pool
+	ranks      []Rank
+	noWait     context.Context // has ended: for calls of the pool that must not block
+	clock      clockwork.Clock
+	always     bool // Config.AdmitAlways
+	direct     bool // Config.Direct
+	admission  admission.Model
+	tiers      []*below          // below the pools
+	order      *tier.Order       // of rank 0's keys, for the pool
+	runs       *tier.Runs[Block] // nil if no tier is tier.Placed
+	placed     []*tier.Anchors   // of each rank's keys, for its tiers
+	unanchored atomic.Int64
 
 	mu      sync.Mutex
 	pool    Pool                 // keys of rank 0; each job has one fill or pin per block
@@ -105,18 +113,19 @@ type Manager struct {
 
 // Stats counts blocks since the Manager was opened. Jobs counts running jobs.
 type Stats struct {
-	Blocks    int64 // in the workers' pools
-	Jobs      int   // jobs that have not ended
-	FromPool  int64 // loaded from pools
-	FromFiles int64 // loaded from files
-	Direct    int64 // part of FromFiles: loaded without a slot in the pools
-	FellBack  int64 // part of Direct: read by a worker through its pool
-	Stored    int64
-	Evicted   int64
-	Forgotten int64           // could not be stored or loaded, or were reported corrupt
-	Overdue   int64           // blocks of lookups of files that exceeded Config.FilesMax
-	Refused   int64           // blocks not stored because all slots were in use
-	Admission admission.Stats // decisions of Worth
+	Blocks     int64 // in the workers' pools
+	Jobs       int   // jobs that have not ended
+	FromPool   int64 // loaded from pools
+	FromFiles  int64 // loaded from files or block servers
+	Direct     int64 // part of FromFiles: loaded without a slot in the pools
+	FellBack   int64 // part of Direct: read by a worker through its pool
+	Stored     int64
+	Evicted    int64
+	Forgotten  int64           // could not be stored or loaded, or were reported corrupt
+	Overdue    int64           // blocks of lookups that exceeded Config.FilesMax
+	Unanchored int64           // blocks that were looked up or passed to workers without an anchor
+	Refused    int64           // blocks not stored because all slots were in use
+	Admission  admission.Stats // decisions of Worth
 }
 
 // Open returns a Manager of empty pools.
@@ -130,8 +139,20 @@ func Open(c Config) (*Manager, error) {
 		c.Clock = clockwork.NewRealClock()
 	}
 	m := &Manager{ranks: c.Ranks, noWait: noWait, clock: c.Clock, always: c.AdmitAlways, direct: c.Direct, names: make(map[block.Key]*Block), order: tier.NewOrder(tier.OrderKeys)}
-	if c.Ranks[0].Files != nil {
-		m.files = newFiles(c.FilesMax, c.Clock)
+	for _, t := range c.Ranks[0].Below {
+		m.tiers = append(m.tiers, newBelow(t, c.FilesMax, c.Clock))
+		if _, ok := t.(tier.Placed); ok {
+			m.runs = tier.NewRuns[Block](tier.OrderKeys)
+		}
+	}
+	for _, r := range c.Ranks {
+		anchors := tier.NewAnchors(tier.OrderKeys)
+		m.placed = append(m.placed, anchors)
+		for _, t := range r.Below {
+			if p, ok := t.(tier.Placed); ok {
+				p.SetAnchors(anchors)
+			}
+		}
 	}
 	pool, err := c.OpenPool(m.evict)
 	if err != nil {
@@ -165,9 +186,10 @@ func (m *Manager) Stats() Stats {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	s := m.stats
-	if m.files != nil {
-		s.Overdue = m.files.overdue.Load()
+	for _, t := range m.tiers {
+		s.Overdue += t.overdue.Load()
 	}
+	s.Unanchored = m.unanchored.Load()
 	s.Blocks, s.Jobs, s.Admission = m.pool.Stats().Blocks, m.live, m.admission.Stats()
 	return s
 }

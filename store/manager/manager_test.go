@@ -27,6 +27,8 @@ type files struct {
 	err   error
 }
 
+func (*files) Name() string { return "file" }
+
 func (f *files) Lookup(_ context.Context, keys []block.Key, states []tier.State) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -72,7 +74,7 @@ func openConfig(t *testing.T, c manager.Config, blocks, ranks, groups int) (*man
 	var below []*files
 	for r := range ranks {
 		below = append(below, &files{there: map[block.Key]bool{}})
-		c.Ranks = append(c.Ranks, manager.Rank{Formats: formats(t, r, ranks, groups), Files: below[r]})
+		c.Ranks = append(c.Ranks, manager.Rank{Formats: formats(t, r, ranks, groups), Below: []tier.Tier{below[r]}})
 	}
 	c.OpenPool = pool(blocks, c.Ranks[0].Formats)
 	m, err := manager.Open(c)
@@ -259,7 +261,7 @@ func TestWrongArguments(t *testing.T) {
 		{Ranks: []manager.Rank{{Formats: formats(t, 0, 1, 1)}}},
 		{OpenPool: pool(0, formats(t, 0, 1, 1)), Ranks: []manager.Rank{{Formats: formats(t, 0, 1, 1)}}},
 		{OpenPool: some, Ranks: []manager.Rank{{Formats: formats(t, 0, 2, 1)}, {Formats: formats(t, 1, 2, 2)}}},
-		{OpenPool: some, Ranks: []manager.Rank{{Formats: formats(t, 0, 2, 1)}, {Formats: formats(t, 1, 2, 1), Files: &files{}}}},
+		{OpenPool: some, Ranks: []manager.Rank{{Formats: formats(t, 0, 2, 1)}, {Formats: formats(t, 1, 2, 1), Below: []tier.Tier{&files{}}}}},
 	} {
 		if _, err := manager.Open(c); !errors.Is(err, errdefs.ErrInvalid) {
 			t.Errorf("%+v: %v", c, err)

@@ -14,6 +14,7 @@ import (
 
 	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/store/admission"
 	"github.com/kvlane/kvlane/store/index"
 	"github.com/kvlane/kvlane/store/pages"
 	"github.com/kvlane/kvlane/store/stat"
@@ -115,6 +116,17 @@ func (p *Pipeline) TierName(i int8) string {
 		return p.Cache.Name()
 	}
 	return p.Lower[i-1].Name()
+}
+
+// Source returns the source of tier i of the pipeline for admission, where 0 is the cache.
+func (p *Pipeline) Source(i int8) admission.Source {
+	if i == 0 {
+		return admission.Memory
+	}
+	if _, ok := p.Lower[i-1].(tier.Placed); ok {
+		return admission.Remote
+	}
+	return admission.Files
 }
 
 // NoWait returns an ended context whose cause wraps ErrBusy.

@@ -263,6 +263,7 @@ static void manage(void) {
   EXPECT(KVL_BUSY, kvl_manager_load(m, &blocks, &none));
   EXPECT(KVL_OK, kvl_job_direct(job, &direct));
   CHECK(direct == 0);
+  EXPECT(KVL_NOT_FOUND, kvl_job_anchors(job, gone_groups, gone[0], KVL_HASH_BYTES, 2)); /* no tier "remote" */
   EXPECT(KVL_OK, kvl_job_loaded(job, 0.5, 1, 1000));
   EXPECT(KVL_INVALID, kvl_job_loaded(job, -1, 0, 0));
   EXPECT(KVL_INVALID, kvl_job_end(job, failed, 3));
@@ -282,9 +283,13 @@ static void manage(void) {
   EXPECT(KVL_OK, kvl_job_evicted(job, gone_groups, gone[0], KVL_HASH_BYTES, 2));
   CHECK(memcmp(gone, hashes, sizeof gone) != 0 || gone_groups[0] == 0);
   EXPECT(KVL_OK, kvl_keys(engine, 0, gone[0], KVL_HASH_BYTES, 1, dropped));
+  EXPECT(KVL_OK, kvl_set_anchors(engine, dropped, dropped, 1));
+  EXPECT(KVL_INVALID, kvl_set_anchors(engine, dropped, NULL, 1));
   EXPECT(KVL_OK, kvl_drop(engine, dropped, 1, &stay));
   CHECK(stay == 0);
   EXPECT(KVL_OK, kvl_job_end(job, NULL, 0));
+  EXPECT(KVL_OK, kvl_manager_set_anchors(m, &blocks, &blocks));
+  EXPECT(KVL_INVALID, kvl_manager_set_anchors(m, &blocks, NULL));
   EXPECT(KVL_OK, kvl_manager_reset(m));
   EXPECT(KVL_OK, kvl_manager_stats(m, config, &length));
   CHECK(strstr(config, "\"blocks\":0") != NULL);

@@ -54,6 +54,11 @@ def directories(store: Mapping[str, Any]) -> list[str]:
     return names
 
 
+def persistent(store: Mapping[str, Any]) -> bool:
+    """Report whether blocks of the section `store` outlive the process."""
+    return bool(directories(store) or store.get("log_dir") or store.get("remote"))
+
+
 def with_folder(store: Mapping[str, Any], name: str) -> dict[str, Any]:
     """Return the section `store` with the folder `name` in each directory, for one identity.
 

@@ -20,7 +20,7 @@ from .errors import Status
 if TYPE_CHECKING:
     from types import TracebackType
 
-ABSENT, UNDER_WAY, THERE, BELOW = 0, 1, 2, 3
+ABSENT, UNDER_WAY, THERE, BELOW, REMOTE = 0, 1, 2, 3, 4
 
 
 class Block(NamedTuple):
@@ -54,7 +54,8 @@ class Job(_lib.Owned):
     """A load or store of `blocks` by all workers.
 
     Before the job, each worker drops the blocks `evicted` from memory (Store.drop). It runs a load
-    with promote=not `direct`.
+    with promote=not `direct`. If `anchors` is not None, each worker first sets the anchors of its
+    keys (Store.set_anchors).
     """
 
     def __init__(self, handle: int, blocks: Sequence[Block], size: int) -> None:
@@ -65,12 +66,22 @@ class Job(_lib.Owned):
         direct = bytearray(1)
         lib.call("job_direct", handle, _lib.address(direct, "")[0])
         self.direct = bool(direct[0])
-        self.evicted: list[Block] = []
-        if gone.value:
-            groups, hashes = array.array("I", bytes(4 * gone.value)), bytearray(size * gone.value)
-            lib.call("job_evicted", handle, _lib.address(groups, "")[0], _lib.address(hashes, "")[0], size, gone.value)
-            raw = bytes(hashes)
-            self.evicted = [Block(raw[i * size : (i + 1) * size], g) for i, g in enumerate(groups)]
+        self.evicted = self._read("job_evicted", size, gone.value) or []
+        self.anchors = self._read("job_anchors", size, n.value)
+
+    def _read(self, what: str, size: int, n: int) -> list[Block] | None:
+        """Return n names of blocks that a function writes, or None if it has none."""
+        if not n:
+            return None
+        lib = _lib.library()
+        groups, hashes = array.array("I", bytes(4 * n)), bytearray(size * n)
+        status = lib.status(what, self._handle, _lib.address(groups, "")[0], _lib.address(hashes, "")[0], size, n)
+        if status == Status.NOT_FOUND:
+            return None
+        if status != Status.OK:
+            raise lib.error(status)
+        raw = bytes(hashes)
+        return [Block(raw[i * size : (i + 1) * size], g) for i, g in enumerate(groups)]
 
     def loaded(self, seconds: float, wait: float = 0, tokens: int = 0) -> None:
         """Report the times of a job that loads, before its end.
@@ -136,11 +147,12 @@ class Manager(_lib.Owned):
         return _Names(blocks, self._hash_bytes or (len(blocks[0].hash) if blocks else _lib.HASH_BYTES))
 
     def lookup(self, blocks: Sequence[Block]) -> bytes:
-        """Return a byte for each block: ABSENT, UNDER_WAY, THERE or BELOW.
+        """Return a byte for each block: ABSENT, UNDER_WAY, THERE, BELOW or REMOTE.
 
         UNDER_WAY: an unfinished job stores or loads the block. THERE: it is in the memory of all
-        workers. BELOW: it is in files. If files do not answer within a second, their blocks are
-        absent; stats() counts them (overdue).
+        workers. BELOW: it is in files. REMOTE: it is in block servers. If files or servers do not
+        answer within a second, their blocks are absent; stats() counts them (overdue). The first
+        block is the first of a prompt, unless set_anchors has set its anchor.
         """
         names = self._names(blocks)
         states = bytearray(len(names))
@@ -175,7 +187,7 @@ class Manager(_lib.Owned):
         self._lib.call("manager_computed", self._handle, _lib.number(tokens, "tokens"), seconds)
 
     def load(self, blocks: Sequence[Block]) -> Job:
-        """Pin blocks for workers to load. The state of each must be THERE or BELOW.
+        """Pin blocks for workers to load. The state of each must be THERE, BELOW or REMOTE.
 
         Otherwise raises NotFound or Busy, and pins no block.
         """
@@ -209,6 +221,11 @@ class Manager(_lib.Owned):
         """Mark blocks as used, so that others are evicted before them."""
         names = self._names(blocks)
         self._lib.call("manager_touch", self._handle, c.byref(names.raw))
+
+    def set_anchors(self, blocks: Sequence[Block], anchors: Sequence[Block]) -> None:
+        """Set the anchor of each block, as Store.set_anchors does for keys."""
+        names, of = self._names(blocks), self._names(anchors)
+        self._lib.call("manager_set_anchors", self._handle, c.byref(names.raw), c.byref(of.raw))
 
     def reset(self) -> None:
         """Forget blocks that are in the workers' memory and in no job. Files stay."""

@@ -269,6 +269,18 @@ class Store(_lib.Owned):
         self._lib.call("prefetch", self._handle, keys.raw, len(keys), c.byref(task))
         return Load(task.value, len(keys))
 
+    def set_anchors(self, keys: Keys, anchors: Keys) -> None:
+        """Set the anchor of each key, by which the tier "remote" places its block.
+
+        It is the key of the first block of the block's run of 64 blocks, counted from the start of
+        the prompt. lease records the anchors of a whole prompt. Call this before other calls with
+        blocks of the middle of a prompt. Without the tier it has no effect.
+        """
+        if len(keys) != len(anchors):
+            raise errors.Invalid(f"{len(anchors)} anchors of {len(keys)} keys")
+        if keys:
+            self._lib.call("set_anchors", self._handle, keys.raw, anchors.raw, len(keys))
+
     def drop(self, keys: Keys) -> int:
         """Drop blocks from memory, but not from files. Used for the evicted blocks of a Manager's job.
 

@@ -91,7 +91,6 @@ def store_config(
     configuration and share files.
     """
     store = dict(own.get("store") or {})
-    persistent = bool(_config.directories(store) or store.get("log_dir"))
     replicated = all(g.pool.replicated for g in groups)
     if replicated and rank.tp_size > 1 and store.get("log_dir"):
         raise errors.NotSupported("only one process may open a log, but the ranks share the same KV: give dirs")
@@ -104,7 +103,7 @@ def store_config(
             }
             for i, (g, numbers) in enumerate(zip(groups, layers, strict=True))
         ],
-        "revision": _revision(own.get("weights"), engine, rank, form, persistent),
+        "revision": _revision(own.get("weights"), engine, rank, form, _config.persistent(store)),
     }
     if "tenant" in own:
         out["tenant"] = _config.tenant(own["tenant"])

@@ -218,7 +218,9 @@ class Pages:
         of_group: list[list[int]] = [[] for _ in self.groups]
         for number, (_, g, _) in enumerate(ranked):
             of_group[g].append(number)
-        self.store = opened(Store, configure(self.groups, of_group), logger)
+        config = configure(self.groups, of_group)
+        self._placed = bool(config["store"].get("remote"))
+        self.store = opened(Store, config, logger)
         try:
             self.cache = PagedCache(self.store, groups=[g.memory() for g in self.groups])
         except BaseException:
@@ -252,18 +254,22 @@ class Pages:
 
         before: the hash of the page before the first page of the first part.
         """
-        raw = bytearray()
+        raw, anchors = bytearray(), bytearray()
         pages: list[int] = []
         entries: list[tuple[int, int]] = []
         salt = self._salt
         for number, part in enumerate(parts):
             hashes = b"".join(digest(h, salt) for h in part.hashes)
             each = [self.store.keys(hashes, g, HASH_BYTES) for g in self._of[part.pool]]
+            home = self.store.keys(hashes, 0, HASH_BYTES) if self._placed else Keys()
             for i in range(len(part.hashes)):
                 raw += b"".join(keys[i] for keys in each)
+                anchors += (home[i] if self._placed else b"") * len(each)
                 pages += [page for page in part.pages[i : i + 1] for _ in each]
                 entries += [(number, i)] * len(each)
         end = None if before is None else self.store.keys(digest(before, salt), self._of[parts[0].pool][-1], HASH_BYTES)[0]
+        if self._placed:  # SGLang does not pass where its pages are in a prompt, so each is placed by itself
+            self.store.set_anchors(Keys(raw), Keys(anchors))
         return Batch(Keys(raw), pages, entries, parts, end)
 
     def there(self, parts: Sequence[Part]) -> list[list[bool]]:

@@ -101,8 +101,8 @@ class Storage(HiCacheStorage):
             raise errors.NotSupported("tp_lcm_size: pages of ranks of different sizes")
         self._replicated = bool(c.is_mla_model)
         store = self._own.get("store") or {}
-        if self._replicated and c.tp_size > 1 and not store.get("dirs"):
-            raise errors.Invalid('one rank stores KV for all, so it must be in files: give "store" "dirs"')
+        if self._replicated and c.tp_size > 1 and not (store.get("dirs") or store.get("remote")):
+            raise errors.Invalid('one rank stores KV for all, so it must be in files or servers: give "store" "dirs" or "remote"')
         self._rank = config.Rank(c.tp_rank, c.tp_size, c.pp_rank, c.pp_size, c.attn_cp_rank, c.attn_cp_size, replica())
         self._engine = engine(c.model_name)
         self._host: dict[str, Any] = {}

@@ -159,7 +159,6 @@ def store_config(
     if wrong := sorted(set(extra) - set(_OURS) - set(_VLLMS)):
         raise errors.Invalid(f"kv_connector_extra_config has {wrong}; known options are {sorted(_OURS + _VLLMS)}")
     store = dict(extra.get("store") or {})
-    dirs = _config.directories(store)
     if not store.get("cache_bytes"):
         raise errors.Invalid('kv_connector_extra_config has no {"store": {"cache_bytes": ...}}, the memory that each worker pins')
     if store.get("log_dir"):
@@ -187,7 +186,7 @@ def store_config(
         }
         out.append({"name": f"vllm{g.group_id}", "layers": list(range(first, first + g.layers)), "geometry": geometry})
         first += g.layers
-    own = {"groups": out, "revision": _revision(vllm_config, kv_cache_config, groups, kernels, bool(dirs))}
+    own = {"groups": out, "revision": _revision(vllm_config, kv_cache_config, groups, kernels, _config.persistent(store))}
     if "tenant" in extra:
         own["tenant"] = _config.tenant(extra["tenant"])
     name = "vllm-" + hashlib.sha256(json.dumps(own, sort_keys=True).encode()).hexdigest()[:24]
@@ -229,8 +228,8 @@ def _revision(vllm_config: Any, kv_cache_config: Any, groups: list[PageGroup], k
         ]
     if durable and vllm_config.lora_config is not None and not extra.get("weights"):
         raise errors.Invalid(
-            "LoRA is enabled, blocks are stored on disk, and an adapter's name and path do not identify its weights: give "
-            'kv_connector_extra_config a "weights" that changes when those of the model or of an adapter do, or no "dirs"'
+            "LoRA is enabled, blocks outlive the process, and an adapter's name and path do not identify its weights: give "
+            'kv_connector_extra_config a "weights" that changes when those of the model or of an adapter do, or no "dirs" and no "remote"'
         )
     text = json.dumps(parts, sort_keys=True, default=str)
     return "vllm-" + hashlib.sha256(text.encode()).hexdigest()
@@ -240,7 +239,7 @@ def _hash_algorithm(name: str, durable: bool) -> list[str]:
     seed = os.environ.get("PYTHONHASHSEED")
     if durable and name.startswith("xxhash") and seed is None:
         raise errors.Invalid(
-            f"prefix_caching_hash_algo is {name}, whose hashes differ from process to process, and blocks are stored on disk: "
+            f"prefix_caching_hash_algo is {name}, whose hashes differ from process to process, and blocks outlive it: "
             "set --prefix-caching-hash-algo sha256_cbor (or sha256), or the environment variable PYTHONHASHSEED to a number"
         )
     # the other algorithms hash the output of pickle
@@ -258,7 +257,7 @@ def _model(model: Any, load: Any, weights: Any, durable: bool) -> dict[str, Any]
         )
     if not weights and durable:
         raise errors.Invalid(
-            f"the weights of {model.model} cannot be identified, and blocks are stored on disk: give kv_connector_extra_config a "
+            f"the weights of {model.model} cannot be identified, and blocks outlive the process: give kv_connector_extra_config a "
             '"weights" that changes when they do, such as a commit hash'
         )
     return {

@@ -17,7 +17,8 @@ class Blocks(LoadStoreSpec):
     A block's name is a hash followed by the number of its page group: 4 bytes, most significant
     first. layerwise: the job runs layer by layer during the step. before: the name of the block
     that precedes the first in its prompt, for a store that starts within a prompt. direct: the
-    blocks of files that a load reads do not enter the workers' memory.
+    blocks of files that a load reads do not enter the workers' memory. anchors: the names of the
+    blocks' anchors, if block servers store the blocks (see Store.set_anchors).
     """
 
     names: list[bytes]
@@ -25,6 +26,7 @@ class Blocks(LoadStoreSpec):
     layerwise: bool = False
     before: bytes | None = None
     direct: bool = False
+    anchors: list[bytes] | None = None
 
 
 def by_group(names: Iterable[bytes]) -> dict[int, list[bytes]]:

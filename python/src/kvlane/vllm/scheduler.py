@@ -24,7 +24,7 @@ from vllm.v1.kv_offload.base import (
 )
 
 from .. import errors
-from ..manager import BELOW, THERE, Block
+from ..manager import BELOW, REMOTE, THERE, Block
 from .jobs import GROUP_BYTES, Blocks
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 logger = init_logger("vllm.kvlane")  # vLLM configures only the loggers below its own name
 
-_RESULTS = (LookupResult.MISS, LookupResult.HIT_PENDING, LookupResult.HIT, LookupResult.HIT)
+_RESULTS = (LookupResult.MISS, LookupResult.HIT_PENDING, LookupResult.HIT, LookupResult.HIT, LookupResult.HIT)
 
 
 def _block(name: bytes) -> Block:
@@ -58,7 +58,7 @@ class _Times:
 
     begun: float
     tokens: int  # tokens scheduled before the load
-    files: bool  # some blocks are only in files
+    files: bool  # some blocks are only in files or block servers
     seconds: float = 0.0
     waited: float = 0.0
 
@@ -136,7 +136,7 @@ class Scheduler(OffloadingManager):
         first is the index of the first key that vLLM looks up. vLLM has the blocks before it.
         """
         end = first
-        while end < len(states) and states[end] in (THERE, BELOW):
+        while end < len(states) and states[end] in (THERE, BELOW, REMOTE):
             end += 1
         if not self._block_tokens or end == first:
             return states
@@ -144,12 +144,12 @@ class Scheduler(OffloadingManager):
         return states[: first + worth] + bytes(end - first - worth) + states[end:]
 
     def in_files(self, keys: Iterable[OffloadKey], req_context: ReqContext) -> bool:
-        """Report whether the last lookup found one of the keys only in files.
+        """Report whether the last lookup found one of the keys only in files or block servers.
 
         The block is then not in the memory of all workers.
         """
         seen = self._seen.get(req_context.req_id, {})
-        return any(seen.get(key) == BELOW for key in keys)
+        return any(seen.get(key) in (BELOW, REMOTE) for key in keys)
 
     def scheduled(self, tokens: int) -> None:
         """Count the tokens of a step."""
@@ -183,7 +183,8 @@ class Scheduler(OffloadingManager):
         self._changed()
         evicted = _named(job.evicted) if job else []
         self._removed(evicted)
-        return Blocks(names, self._drop(evicted), direct=job is not None and job.direct)
+        anchors = _named(job.anchors) if job and job.anchors else None
+        return Blocks(names, self._drop(evicted), direct=job is not None and job.direct, anchors=anchors)
 
     def complete_load(self, keys: Collection[OffloadKey], req_context: ReqContext) -> None:
         """End a request's load, which every worker has finished."""
@@ -220,7 +221,11 @@ class Scheduler(OffloadingManager):
         for k in taken:
             self._stores[k] = job
         before = self._before(_in_order(taken, req_context), req_context)
-        return PrepareStoreOutput(taken, Blocks(names, self._drop(evicted), before=before), [])
+        anchors = None
+        if job.anchors:
+            of = dict(zip(_named(job.blocks), _named(job.anchors), strict=True))
+            anchors = [of[n] for n in names]
+        return PrepareStoreOutput(taken, Blocks(names, self._drop(evicted), before=before, anchors=anchors), [])
 
     def _before(self, keys: list[OffloadKey], req_context: ReqContext) -> bytes | None:
         """Return the name of the block before the first of a request's keys, or None.

@@ -48,6 +48,7 @@ class _Job:
     layerwise: bool
     before: bytes | None = None
     direct: bool = False
+    anchors: list[bytes] | None = None
     task: Load | Dump | None = None
     error: errors.Error | None = None
     expedited: bool = False  # a load that the host waits for before the step
@@ -96,7 +97,9 @@ class Worker(OffloadingWorker):
     def _submit(self, job_id: int, load: bool, blocks: LoadStoreSpec, pages: GPULoadStoreSpec, expedited: bool = False) -> bool:
         assert isinstance(blocks, Blocks)
         numbers = pages.block_ids.tolist()
-        job = _Job(job_id, load, blocks.names, numbers, blocks.evicted, blocks.layerwise, blocks.before, blocks.direct)
+        job = _Job(
+            job_id, load, blocks.names, numbers, blocks.evicted, blocks.layerwise, blocks.before, blocks.direct, blocks.anchors
+        )
         if len(numbers) != len(blocks.names):
             job.error = errors.Failed(f"{len(blocks.names)} blocks for {len(numbers)} pages")
         job.expedited = expedited
@@ -138,6 +141,9 @@ class Worker(OffloadingWorker):
             for older in self._stores:
                 older.evicted = [name for name in older.evicted if name not in names]
         keys = self._keys(job.names)
+        if job.anchors:
+            of = {a: self._keys([a]).raw for a in set(job.anchors)}
+            self.store.set_anchors(keys, Keys(b"".join(of[a] for a in job.anchors)))
         job.begun = time.monotonic()
         stream = self._stream()
         if not job.load:

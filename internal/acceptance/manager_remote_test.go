@@ -1,0 +1,194 @@
+package acceptance_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/kvlane/kvlane"
+	"github.com/kvlane/kvlane/blockio/server"
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/auth"
+	"github.com/kvlane/kvlane/internal/blockhost"
+	"github.com/kvlane/kvlane/store/manager"
+	"github.com/kvlane/kvlane/tier/remote"
+)
+
+// blockServer starts a block server in memory. stop may be called twice.
+func blockServer(t *testing.T) (addr string, stop func()) {
+	t.Helper()
+	host, err := blockhost.New(blockhost.Options{CapacityBytes: 64 << 20})
+	if err != nil {
+		t.Fatal(err)
+	}
+	credentials, err := auth.NewServer(auth.ServerOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := server.New(server.Options{Host: host, Auth: credentials})
+	if err != nil {
+		t.Fatal(err)
+	}
+	at, err := s.Listen(t.Context(), "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	stop = func() {
+		if err := errors.Join(s.Close(context.Background()), host.Close(context.Background())); err != nil {
+			t.Error(err)
+		}
+	}
+	t.Cleanup(stop)
+	return at.String(), stop
+}
+
+// prompt returns the names of the blocks of prompt p. They are less than a run.
+func prompt(p int) []kvlane.Block {
+	var names []string
+	for i := range cachePages {
+		names = append(names, fmt.Sprintf("%d.%d", p, i))
+	}
+	return blocks(names...)
+}
+
+// Two workers store prompts in several jobs. Another Manager with other workers, as after a restart
+// on another host, finds the blocks in the servers, and loads them from the middle of the prompts.
+func TestManagerOverBlockServers(t *testing.T) {
+	const prompts = 8
+	for _, pipeline := range []string{"cache|remote", "cache|file|remote"} {
+		t.Run(strings.ReplaceAll(pipeline, "|", " "), func(t *testing.T) {
+			var addrs []string
+			var stops []func()
+			for range 3 {
+				addr, stop := blockServer(t)
+				addrs, stops = append(addrs, addr), append(stops, stop)
+			}
+			open := func() (*kvlane.Manager, []*worker) {
+				var ranks []kvlane.Config
+				for r := range 2 {
+					c := testConfig(t)
+					c.Model.KVHeads, c.Model.TPSize, c.Model.TPRank = 2, 2, r
+					c.Store.Remote, c.Store.Pipeline = strings.Join(addrs, ","), pipeline
+					if c.Store.Dirs = nil; strings.Contains(pipeline, "file") {
+						c.Store.Dirs = []string{t.TempDir()}
+					}
+					ranks = append(ranks, c)
+				}
+				m, err := kvlane.OpenManager(t.Context(), kvlane.ManagerConfig{Ranks: ranks})
+				if err != nil {
+					t.Fatal(err)
+				}
+				t.Cleanup(func() {
+					if err := m.Close(context.Background()); err != nil {
+						t.Error(err)
+					}
+				})
+				return m, []*worker{newWorker(t, ranks[0]), newWorker(t, ranks[1])}
+			}
+			m, workers := open()
+			for p := range prompts {
+				names := prompt(p)
+				if _, err := m.Lookup(t.Context(), names); err != nil {
+					t.Fatal(err)
+				}
+				for _, part := range [][]kvlane.Block{names[:1], names[1:4], names[4:]} {
+					j, err := m.Store(part)
+					if err != nil {
+						t.Fatal(err)
+					}
+					for _, w := range workers {
+						w.store(t, j)
+					}
+					if err := j.End(); err != nil {
+						t.Fatal(err)
+					}
+				}
+			}
+			m, workers = open()
+			for p := range prompts {
+				names := prompt(p)
+				states, err := m.Lookup(t.Context(), names)
+				if want := slices.Repeat([]manager.State{manager.InRemote}, len(names)); err != nil || !slices.Equal(states, want) {
+					t.Fatalf("prompt %d: %v, %v", p, states, err)
+				}
+				j, err := m.Load(t.Context(), names[2:5])
+				if err != nil {
+					t.Fatal(err)
+				}
+				for _, w := range workers {
+					if failed := w.load(t, j); failed != nil {
+						t.Errorf("prompt %d: a worker fails at %v", p, failed)
+					}
+				}
+				if err := j.End(); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if s := m.Stats(); s.Unanchored != 0 || s.FromFiles != 3*prompts {
+				t.Errorf("%+v", s)
+			}
+			for _, w := range workers {
+				for _, below := range w.e.Tiers() {
+					if r, ok := below.(*remote.Tier); ok && r.PeerStats().Unanchored != 0 {
+						t.Errorf("%+v", r.PeerStats())
+					}
+				}
+			}
+			stops[0]()
+			lost := 0
+			for p := range prompts {
+				states, err := m.Lookup(t.Context(), prompt(p))
+				if err != nil {
+					t.Fatal(err)
+				}
+				if slices.Contains(states, manager.Absent) {
+					lost++
+				}
+			}
+			if lost == 0 || lost == prompts {
+				t.Errorf("without one of 3 servers, %d of %d prompts are lost", lost, prompts)
+			}
+		})
+	}
+}
+
+// A caller that starts in the middle of a prompt gives anchors.
+func TestManagerWithGivenAnchors(t *testing.T) {
+	one, _ := blockServer(t)
+	two, _ := blockServer(t)
+	c := testConfig(t)
+	c.Store.Dirs, c.Store.Remote = nil, one+","+two
+	m, err := kvlane.OpenManager(t.Context(), kvlane.ManagerConfig{Ranks: []kvlane.Config{c}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := m.Close(context.Background()); err != nil {
+			t.Error(err)
+		}
+	})
+	names := prompt(0)
+	anchors := slices.Repeat(names[:1], 2)
+	if err := m.SetAnchors(names[3:5], anchors); err != nil {
+		t.Fatal(err)
+	}
+	if err := m.SetAnchors(names, anchors); !errors.Is(err, errdefs.ErrInvalid) {
+		t.Errorf("fewer anchors than blocks: %v", err)
+	}
+	j, err := m.Store(names[3:6], names[2])
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := append(slices.Clone(anchors), names[5]); !slices.Equal(j.Anchors, want) {
+		t.Errorf("anchors %v, want %v", j.Anchors, want)
+	}
+	if s := m.Stats(); s.Unanchored != 1 {
+		t.Errorf("%d blocks without an anchor, want 1", s.Unanchored)
+	}
+	if err := j.End(0, 1, 2); err != nil {
+		t.Fatal(err)
+	}
+}

@@ -54,9 +54,9 @@ python: wheel ## check the Python package: linters, tests on torch and transform
 	KVLANE_REQUIRE=wheel KVLANE_WHEEL=$(CURDIR)/$(BIN)/wheel $(GO) test -count 1 -run DistWheel ./cmd/kvlane
 
 # The environment with vLLM takes 3 GB below bin/.venv-vllm. KVLANE_KILLS says how often vLLM is killed.
-vllm: lib ## run vLLM for CPUs with kvlane, in an environment created for it; needs Python 3.11, pip and binutils
+vllm: lib build ## run vLLM for CPUs with kvlane, in an environment created for it; needs Python 3.11, pip and binutils
 	tools/python-env vllm $(BIN)/.venv-vllm vllm
-	KVLANE_REQUIRE=vllm,$(KVLANE_REQUIRE) KVLANE_LIBRARY=$(CURDIR)/$(BIN)/lib/libkvlane.so PYTHONPATH=$(CURDIR)/python/src timeout 3000 \
+	KVLANE_REQUIRE=vllm,$(KVLANE_REQUIRE) KVLANE_LIBRARY=$(CURDIR)/$(BIN)/lib/libkvlane.so KVLANE_BINARY=$(CURDIR)/$(BIN)/kvlane PYTHONPATH=$(CURDIR)/python/src timeout 3000 \
 	    $(BIN)/.venv-vllm/bin/python -m pytest -c python/pyproject.toml --rootdir python -p no:cacheprovider -q python/tests/in_vllm
 	tools/vllm-upstream $(BIN)
 

@@ -372,9 +372,9 @@ kvl_status kvl_manager_worth(kvl_manager manager, const kvl_blocks *blocks, cons
 kvl_status kvl_manager_computed(kvl_manager manager, int64_t tokens, double seconds);
 
 /*
- * kvl_manager_load pins blocks that are all KVL_THERE, KVL_BELOW or KVL_REMOTE. Each worker then passes their keys to kvl_load_blocks.
- * It returns KVL_NOT_FOUND if a block is absent, and KVL_BUSY if a block is KVL_UNDER_WAY or there is no space for it. Then no
- * block is pinned.
+ * kvl_manager_load pins blocks that are all KVL_THERE, KVL_BELOW or KVL_REMOTE. Each worker then passes their keys to
+ * kvl_load_blocks. It returns KVL_NOT_FOUND if a block is absent, and KVL_BUSY if a block is KVL_UNDER_WAY or there is no space
+ * for it. Then no block is pinned.
  */
 kvl_status kvl_manager_load(kvl_manager manager, const kvl_blocks *blocks, kvl_job *job);
 

@@ -7,12 +7,14 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/kvlane/kvlane"
 	"github.com/kvlane/kvlane/blockio/server"
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/auth"
 	"github.com/kvlane/kvlane/internal/blockhost"
+	"github.com/kvlane/kvlane/internal/testkit"
 	"github.com/kvlane/kvlane/store/manager"
 	"github.com/kvlane/kvlane/tier/remote"
 )
@@ -190,5 +192,69 @@ func TestManagerWithGivenAnchors(t *testing.T) {
 	}
 	if err := j.End(0, 1, 2); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// Admission measures block servers and decides their hits. A probe finds out when they are faster.
+func TestAdmissionOfBlockServers(t *testing.T) {
+	c := testConfig(t)
+	addr, _ := blockServer(t)
+	c.Store.Remote = addr
+	w := newWorker(t, c)
+	keys := w.keys(prompt(0))
+	worth := func() int {
+		l, err := w.e.LeasePrefix(t.Context(), keys, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer l.Release()
+		if l.Len() != len(keys) || l.Tier(0) == "file" {
+			t.Fatalf("%d blocks are leased, from %s", l.Len(), l.Tier(0))
+		}
+		return w.e.Worth(l, 1000)
+	}
+	drop := func() {
+		for {
+			stay, err := w.e.Drop(t.Context(), keys)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if stay == 0 {
+				return
+			}
+		}
+	}
+	w.store(t, &kvlane.Job{Blocks: prompt(0)})
+	for _, f := range w.e.Tiers()[1:2] { // only the server keeps the blocks
+		for _, key := range keys {
+			if err := f.Delete(t.Context(), key); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	for range 3 {
+		w.e.ReportComputed(1000, time.Nanosecond)
+		drop()
+		if n := worth(); n != len(keys) {
+			t.Fatalf("%d blocks of a server are worth loading before that is known", n)
+		}
+		if failed := w.load(t, &kvlane.Job{Blocks: prompt(0)}); failed != nil {
+			t.Fatal(failed)
+		}
+	}
+	drop()
+	if n := worth(); n != 0 {
+		t.Errorf("%d blocks of a server are worth loading that are computed in no time", n)
+	}
+	if s := w.e.Store().Stats().Admission; s.RemoteRate <= 0 || s.FileRate != 0 || s.MemoryRate != 0 || s.Probes != 1 {
+		t.Errorf("%+v", s)
+	}
+	for end := time.Now().Add(testkit.Patience()); ; time.Sleep(time.Millisecond) { // the probe reads blocks into the cache
+		if hits, err := w.e.Lookup(t.Context(), keys); err == nil && hits[0].Tier == "cache" {
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatal("a probe read no block")
+		}
 	}
 }

@@ -246,3 +246,45 @@ func TestTheFirstStepDoesNotCount(t *testing.T) {
 		t.Errorf("%+v", s)
 	}
 }
+
+// Block servers are measured apart from files. Each source is refused by its own time.
+func TestServersAreMeasuredApartFromFiles(t *testing.T) {
+	for _, slow := range []admission.Source{admission.Files, admission.Remote} {
+		m := &machine{}
+		compute(m)
+		each := int64(blocks * blockBytes)
+		for range 5 {
+			for _, s := range []admission.Source{admission.Memory, admission.Files, admission.Remote} {
+				took := 80 * time.Millisecond
+				if s == slow {
+					took = 40 * time.Second
+				}
+				var bytes admission.Bytes
+				bytes[s] = each
+				m.Loaded(bytes, took)
+			}
+			if slow == admission.Remote { // a load of all sources measures the last one, without the time of the others
+				m.Loaded(admission.Bytes{each, each, each}, 40*time.Second+160*time.Millisecond)
+			}
+			m.Delayed(admission.Remote, 7*time.Millisecond, 0)
+		}
+		for _, s := range []admission.Source{admission.Memory, admission.Files, admission.Remote} {
+			p := prefix(func(int) bool { return false })
+			p.Source = func(int) admission.Source { return s }
+			want := blocks
+			if s == slow {
+				want = 0
+			}
+			if got := m.Worth(p); got != want {
+				t.Errorf("source %d is slow: %d blocks of source %d are worth loading, not %d: %+v", slow, got, s, want, m.Stats())
+			}
+		}
+		fast := m.Stats().RemoteRate
+		if slow == admission.Remote {
+			fast = m.Stats().FileRate
+		}
+		if s := m.Stats(); fast < 45e9 || fast > 60e9 || s.RemoteDelay != 7*time.Millisecond || s.FileDelay != 0 {
+			t.Errorf("source %d is slow: %+v", slow, s)
+		}
+	}
+}

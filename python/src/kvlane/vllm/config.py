@@ -229,7 +229,8 @@ def _revision(vllm_config: Any, kv_cache_config: Any, groups: list[PageGroup], k
     if durable and vllm_config.lora_config is not None and not extra.get("weights"):
         raise errors.Invalid(
             "LoRA is enabled, blocks outlive the process, and an adapter's name and path do not identify its weights: give "
-            'kv_connector_extra_config a "weights" that changes when those of the model or of an adapter do, or no "dirs" and no "remote"'
+            'kv_connector_extra_config a "weights" that changes when those of the model or of an adapter do, or neither "dirs" '
+            'nor "remote"'
         )
     text = json.dumps(parts, sort_keys=True, default=str)
     return "vllm-" + hashlib.sha256(text.encode()).hexdigest()
@@ -257,8 +258,8 @@ def _model(model: Any, load: Any, weights: Any, durable: bool) -> dict[str, Any]
         )
     if not weights and durable:
         raise errors.Invalid(
-            f"the weights of {model.model} cannot be identified, and blocks outlive the process: give kv_connector_extra_config a "
-            '"weights" that changes when they do, such as a commit hash'
+            f"the weights of {model.model} cannot be identified, and blocks outlive the process: give kv_connector_extra_config "
+            'a "weights" that changes when they do, such as a commit hash'
         )
     return {
         "name": str(model.model),

@@ -134,13 +134,14 @@ var managerFamilies = []family[*manager.Stats]{
 	managerGauge("kvlane_manager_blocks", "blocks", "Blocks in the pools of the workers.", func(s *manager.Stats) int64 { return s.Blocks }),
 	managerGauge("kvlane_manager_jobs", "jobs", "Jobs of the workers that have not ended.", func(s *manager.Stats) int64 { return int64(s.Jobs) }),
 	managerCounter("kvlane_manager_pool_loads_total", "blocks", "Blocks loaded from the workers' pools.", func(s *manager.Stats) int64 { return s.FromPool }),
-	managerCounter("kvlane_manager_file_loads_total", "blocks", "Blocks loaded from files.", func(s *manager.Stats) int64 { return s.FromFiles }),
+	managerCounter("kvlane_manager_file_loads_total", "blocks", "Blocks loaded from files or block servers.", func(s *manager.Stats) int64 { return s.FromFiles }),
 	managerCounter("kvlane_manager_direct_loads_total", "blocks", "Blocks loaded from files by jobs that put none into the workers' pools.", func(s *manager.Stats) int64 { return s.Direct }),
 	managerCounter("kvlane_manager_fallbacks_total", "blocks", "Blocks of such jobs that a worker had to read through its pool.", func(s *manager.Stats) int64 { return s.FellBack }),
 	managerCounter("kvlane_manager_stored_total", "blocks", "Blocks stored.", func(s *manager.Stats) int64 { return s.Stored }),
 	managerCounter("kvlane_manager_evicted_total", "blocks", "Blocks evicted from the workers' pools.", func(s *manager.Stats) int64 { return s.Evicted }),
 	managerCounter("kvlane_manager_forgotten_total", "blocks", "Blocks that could not be stored or loaded, or were reported wrong.", func(s *manager.Stats) int64 { return s.Forgotten }),
-	managerCounter("kvlane_manager_overdue_total", "blocks", "Blocks treated as misses because files did not answer in time.", func(s *manager.Stats) int64 { return s.Overdue }),
+	managerCounter("kvlane_manager_overdue_total", "blocks", "Blocks treated as misses because files or block servers did not answer in time.", func(s *manager.Stats) int64 { return s.Overdue }),
+	managerCounter("kvlane_manager_unanchored_total", "blocks", "Accesses of blocks without an anchor, which block servers have by their own key.", func(s *manager.Stats) int64 { return s.Unanchored }),
 	managerCounter("kvlane_manager_refused_total", "blocks", "Blocks not stored because all slots were in use.", func(s *manager.Stats) int64 { return s.Refused }),
 }
 

@@ -31,6 +31,7 @@ import (
 	"github.com/kvlane/kvlane/stream/copy/plan"
 	"github.com/kvlane/kvlane/telemetry"
 	"github.com/kvlane/kvlane/tier"
+	"github.com/kvlane/kvlane/tier/remote"
 	"github.com/kvlane/kvlane/transfer"
 )
 
@@ -43,6 +44,18 @@ type countingTier struct {
 }
 
 func (c *countingTier) Stats() tier.Stats { return c.stats }
+
+// peers is a tier of block servers with fixed statistics.
+type peers struct{ countingTier }
+
+func (peers) Stats() tier.Stats { return tier.Stats{} }
+
+func (peers) PeerStats() remote.PeerStats {
+	return remote.PeerStats{
+		Unavailable: 21, Dropped: 22, Unanchored: 23,
+		Servers: []remote.ServerStats{{Address: "a:1", State: "closed", Failures: 24}, {Address: "b:1", State: "open", Opened: 25, Timeouts: 26}},
+	}
+}
 
 // full returns Metrics with every source, in which no figure is zero.
 func full(t *testing.T) *telemetry.Metrics {
@@ -63,6 +76,9 @@ func full(t *testing.T) *telemetry.Metrics {
 		t.Fatal(err)
 	}
 	if err := m.SetTier("file", &countingTier{stats: tier.Stats{Corrupt: 1, Swept: 6}}); err != nil {
+		t.Fatal(err)
+	}
+	if err := m.SetTier("remote", peers{}); err != nil {
 		t.Fatal(err)
 	}
 	p := telemetry.NewProgress(100)
@@ -192,6 +208,14 @@ func TestScrape(t *testing.T) {
 		"kvlane_transfer_queues_left 8",
 		"kvlane_transfer_reconnects_total 6",
 		"kvlane_transfer_metadata_failing 1",
+		"kvlane_remote_unavailable_total 21",
+		"kvlane_remote_dropped_total 22",
+		"kvlane_remote_unanchored_total 23",
+		`kvlane_remote_open{server="a:1"} 0`,
+		`kvlane_remote_open{server="b:1"} 1`,
+		`kvlane_remote_failures_total{server="a:1"} 24`,
+		`kvlane_remote_opened_total{server="b:1"} 25`,
+		`kvlane_remote_timeouts_total{server="b:1"} 26`,
 		"kvlane_blockd_refused_total 4",
 		"kvlane_blockd_denied_total 5",
 		"kvlane_blockd_failed_entries_total 6",
@@ -309,7 +333,7 @@ func TestSourcesCanBeTakenAway(t *testing.T) {
 	m.SetBlockServer(nil)
 	m.SetManager(nil)
 	m.SetBuffers("send", nil)
-	for _, name := range []string{"cache", "file"} {
+	for _, name := range []string{"cache", "file", "remote"} {
 		if err := m.SetTier(name, nil); err != nil {
 			t.Fatal(err)
 		}

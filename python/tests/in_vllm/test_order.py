@@ -20,7 +20,7 @@ class Manager:
 
     def store(self, blocks: list[Any], before: Any = None) -> Any:
         self.stored.append(([b.hash[0] for b in blocks], before and before.hash[0]))
-        return SimpleNamespace(blocks=blocks, evicted=[], end=lambda *_: None)
+        return SimpleNamespace(blocks=blocks, evicted=[], anchors=None, end=lambda *_: None)
 
 
 def test_blocks_are_in_the_order_of_the_prompt() -> None:

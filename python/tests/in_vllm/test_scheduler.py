@@ -141,7 +141,9 @@ def test_loads_report_their_own_times_and_a_delay(monkeypatch: pytest.MonkeyPatc
 
     def run(*times: tuple[float, float], in_steps: bool = False, files: bool = False) -> None:
         side = Scheduler((0,), events=False, log_seconds=1e9, block_tokens=16, in_steps=in_steps)
-        job = SimpleNamespace(blocks=[], evicted=[], direct=False, loaded=lambda *t: reported.append(t), end=lambda *_: None)
+        job = SimpleNamespace(
+            blocks=[], evicted=[], anchors=None, direct=False, loaded=lambda *t: reported.append(t), end=lambda *_: None
+        )
         side.open(SimpleNamespace(load=lambda _: job))  # type: ignore[arg-type]
         context, key = ReqContext("r"), bytes(8) + bytes(4)
         side._seen["r"] = {key: BELOW if files else THERE}

@@ -31,7 +31,6 @@ import (
 	"github.com/kvlane/kvlane/stream/copy/plan"
 	"github.com/kvlane/kvlane/telemetry"
 	"github.com/kvlane/kvlane/tier"
-	"github.com/kvlane/kvlane/tier/remote"
 	"github.com/kvlane/kvlane/transfer"
 )
 
@@ -44,18 +43,6 @@ type countingTier struct {
 }
 
 func (c *countingTier) Stats() tier.Stats { return c.stats }
-
-// peers is a tier of block servers with fixed statistics.
-type peers struct{ countingTier }
-
-func (peers) Stats() tier.Stats { return tier.Stats{} }
-
-func (peers) PeerStats() remote.PeerStats {
-	return remote.PeerStats{
-		Unavailable: 21, Dropped: 22, Unanchored: 23,
-		Servers: []remote.ServerStats{{Address: "a:1", State: "closed", Failures: 24}, {Address: "b:1", State: "open", Opened: 25, Timeouts: 26}},
-	}
-}
 
 // full returns Metrics with every source, in which no figure is zero.
 func full(t *testing.T) *telemetry.Metrics {

@@ -101,7 +101,7 @@ var mayImport = map[string]string{
 	"store/pages":           onTier,
 	"store/stat":            "stream",
 	"store/pool":            "store/stat",
-	"store/pipeline":        onTier + " tier store/index store/pages store/stat",
+	"store/pipeline":        onTier + " tier store/admission store/index store/pages store/stat",
 	"store/task":            onTier + " stream store/pages store/pipeline store/pool store/stat",
 	"store/batch":           "mem stream stream/renew store/pages store/pool",
 	"store/layers":          onTier + " store/pages store/pipeline store/pool store/task",

@@ -38,8 +38,8 @@ func newBelow(t tier.Tier, most time.Duration, clock clockwork.Clock) *below {
 	return f
 }
 
-// lookUp calls ask, for a number of blocks. If ask does not return within max, or an earlier call has
-// exceeded max and is still running, it counts the blocks and returns ErrBusy.
+// lookUp calls ask, for a number of blocks. If ask does not return within max, or an earlier call
+// has exceeded max and is still running, it counts the blocks and returns ErrBusy.
 func (f *below) lookUp(ctx context.Context, blocks int, ask func(ctx context.Context) ([][]bool, error)) ([][]bool, error) {
 	overdue := fmt.Errorf("look up tier %s: no answer in %v: %w", f.name, f.max, errdefs.ErrBusy)
 	if since := f.since.Load(); since != nil && f.clock.Since(*since) > f.max {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"sync"
 	"testing"
 	"time"
 
@@ -15,6 +16,27 @@ import (
 	"github.com/kvlane/kvlane/store/manager"
 	"github.com/kvlane/kvlane/tier"
 )
+
+// files is a file tier that only supports lookups.
+type files struct {
+	tier.Tier
+	mu    sync.Mutex
+	there map[block.Key]bool
+	err   error
+}
+
+func (*files) Name() string { return "file" }
+
+func (f *files) Lookup(_ context.Context, keys []block.Key, states []tier.State) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for i, k := range keys {
+		if states[i] = tier.Absent; f.there[k] {
+			states[i] = tier.Ready
+		}
+	}
+	return f.err
+}
 
 // hung is a file tier that does not answer until answer is closed.
 type hung struct {

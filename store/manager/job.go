@@ -43,9 +43,9 @@ type jobBlock struct {
 
 // Load pins blocks, for workers to load from their pools, or from files into the pools. With
 // Config.Direct, a block in files enters the pools only if one of the blocks was requested or
-// evicted recently, or is in a block server: see Job.Direct. Load returns ErrNotFound if a block is absent, and ErrBusy if
-// another job is storing or reading a block, if a block from files is given twice, or if there is
-// no space for blocks from files. After an error nothing is pinned.
+// evicted recently, or is in a block server: see Job.Direct. Load returns ErrNotFound if a block is
+// absent, and ErrBusy if another job is storing or reading a block, if a block from files is given
+// twice, or if there is no space for blocks from files. After an error nothing is pinned.
 func (m *Manager) Load(ctx context.Context, blocks []Block) (*Job, error) {
 	fail := func(err error) (*Job, error) { return nil, fmt.Errorf("load %d blocks: %w", len(blocks), err) }
 	states, unseen := m.Lookup(ctx, blocks)

@@ -12,8 +12,8 @@ import (
 )
 
 // Lookup returns the state of each block. blocks are in the order of a prompt; blocks of several
-// page groups are in the order of their tokens. blocks[0] is the first of its prompt, unless it has an
-// anchor (SetAnchors). Lookup pins nothing: the state may change until Load. If a tier below the
+// page groups are in the order of their tokens. blocks[0] is the first of its prompt, unless it has
+// an anchor (SetAnchors). Lookup pins nothing: the state may change until Load. If a tier below the
 // pools fails, its blocks count as absent, and its error is returned with the states. The error is
 // ErrBusy if the tier has not answered within Config.FilesMax. Until that lookup ends, further
 // calls do not ask the tier.

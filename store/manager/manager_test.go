@@ -19,27 +19,6 @@ import (
 
 func TestMain(m *testing.M) { testkit.Main(m) }
 
-// files is a file tier that only supports lookups.
-type files struct {
-	tier.Tier
-	mu    sync.Mutex
-	there map[block.Key]bool
-	err   error
-}
-
-func (*files) Name() string { return "file" }
-
-func (f *files) Lookup(_ context.Context, keys []block.Key, states []tier.State) error {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	for i, k := range keys {
-		if states[i] = tier.Absent; f.there[k] {
-			states[i] = tier.Ready
-		}
-	}
-	return f.err
-}
-
 func formats(t *testing.T, rank, ranks, groups int) block.Formats {
 	t.Helper()
 	var fs block.Formats

@@ -21,11 +21,25 @@ type Source uint8
 
 // The sources of blocks.
 const (
-	Memory  Source       = iota // in the cache
-	Files                       // in files
-	Remote                      // in block servers
-	Sources = Remote + 1        // number of sources
+	Memory Source = iota // in the cache
+	Files                // in files
+	Remote               // in block servers or buckets
 )
+
+// Sources is the number of sources.
+const Sources = Remote + 1
+
+// SourceOf returns the source of the tier with a name.
+func SourceOf(tier string) Source {
+	switch tier {
+	case "cache":
+		return Memory
+	case "remote", "object":
+		return Remote
+	default:
+		return Files
+	}
+}
 
 // Bytes are numbers of bytes by source.
 type Bytes [Sources]int64
@@ -61,7 +75,7 @@ type Stats struct {
 	Probes          int64         // probes started
 	MemoryRate      float64       // bytes per second from the cache, or zero if not known
 	FileRate        float64       // bytes per second from files, or zero if not known
-	RemoteRate      float64       // bytes per second from block servers, or zero if not known
+	RemoteRate      float64       // bytes per second from block servers and buckets, or zero if not known
 	MemoryDelay     time.Duration // fixed delay of loads from the cache, or zero if not known
 	FileDelay       time.Duration // fixed delay of loads with blocks in files, or zero
 	RemoteDelay     time.Duration // fixed delay of loads with blocks in block servers, or zero

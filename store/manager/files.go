@@ -10,6 +10,7 @@ import (
 	"github.com/jonboulle/clockwork"
 
 	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/store/admission"
 	"github.com/kvlane/kvlane/tier"
 )
 
@@ -32,7 +33,7 @@ type below struct {
 
 func newBelow(t tier.Tier, most time.Duration, clock clockwork.Clock) *below {
 	f := &below{name: t.Name(), state: InFiles, max: cmp.Or(most, DefaultFilesMax), clock: clock, asking: make(chan struct{}, 1)}
-	if _, ok := t.(tier.Placed); ok {
+	if admission.SourceOf(f.name) == admission.Remote {
 		f.state = InRemote
 	}
 	return f

@@ -123,10 +123,7 @@ func (p *Pipeline) Source(i int8) admission.Source {
 	if i == 0 {
 		return admission.Memory
 	}
-	if _, ok := p.Lower[i-1].(tier.Placed); ok {
-		return admission.Remote
-	}
-	return admission.Files
+	return admission.SourceOf(p.Lower[i-1].Name())
 }
 
 // NoWait returns an ended context whose cause wraps ErrBusy.

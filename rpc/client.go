@@ -34,6 +34,9 @@ type ClientOptions struct {
 	// TLS encrypts the connections. nil: they are plain. Without a ServerName the server's certificate
 	// is checked for the host of the address.
 	TLS *tls.Config
+	// RDMA offers the server to use RDMA. nil, or if the server refuses: calls use TCP. It must
+	// outlive the client, and is not used with TLS.
+	RDMA *RDMA
 	// Credential is sent with the first request of each connection.
 	Credential []byte
 	// MaxIdle limits the idle connections of a pool. Default: 64.
@@ -273,6 +276,12 @@ func (c *Client) dial(ctx context.Context) (*clientConn, error) {
 		}
 		raw = secured
 	}
+	var t transport
+	if err == nil {
+		if t, err = c.negotiate(dialCtx, raw); err != nil {
+			_ = raw.Close() // the handshake failed
+		}
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if err != nil {
@@ -286,9 +295,13 @@ func (c *Client) dial(ctx context.Context) (*clientConn, error) {
 	c.backoff = 0
 	if c.closed {
 		_ = raw.Close() // not used
+		if t != nil {
+			t.close(errdefs.ErrClosed)
+		}
 		return nil, fmt.Errorf("call %s: %w", c.address, errdefs.ErrClosed)
 	}
 	conn := newClientConn(c, raw)
+	conn.out.transport = t
 	c.conns[conn] = struct{}{}
 	c.group.Add(1)
 	go conn.run()

@@ -14,6 +14,7 @@ import (
 
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/rpc/chain"
+	"github.com/kvlane/kvlane/rpc/internal/endpoint"
 	"github.com/kvlane/kvlane/rpc/internal/frame"
 	"github.com/kvlane/kvlane/rpc/internal/pb"
 )
@@ -166,7 +167,7 @@ func (c *clientConn) send(meta *pb.Meta, message *payload, attachment *chain.Cha
 	if err != nil {
 		return err
 	}
-	o, err := newOutput(frame.Message, meta, message.bytes, copied)
+	o, err := newOutput(c.out.transport, frame.Message, meta, message.bytes, copied)
 	if err != nil {
 		copied.Release()
 		return &Error{BadRequest, "the attachment cannot be sent", err}
@@ -200,16 +201,19 @@ func (c *clientConn) run() {
 		err = &Error{EndOfFile, "the server closed the connection", err}
 	}
 	c.close(err)
+	if t := c.out.transport; t != nil {
+		t.close(err)
+	}
 	c.c.forget(c)
 }
 
 func (c *clientConn) read() error {
-	in := frame.NewReader(c.conn, frame.Limits{Body: c.c.o.MaxBodyBytes, Meta: c.c.o.MaxMetaBytes, Stall: c.c.o.Stall})
+	in := newSource(c.conn, c.out.transport, frame.Limits{Body: c.c.o.MaxBodyBytes, Meta: c.c.o.MaxMetaBytes, Stall: c.c.o.Stall})
 	return readFrames(in, c.streams, c.response)
 }
 
 // response delivers a response to its call, or drops it if the call has ended.
-func (c *clientConn) response(in *frame.Reader, meta *pb.Meta) error {
+func (c *clientConn) response(in frameSource, meta *pb.Meta) error {
 	c.mu.Lock()
 	p := c.pending[meta.GetCorrelationId()]
 	delete(c.pending, meta.GetCorrelationId())
@@ -223,10 +227,15 @@ func (c *clientConn) response(in *frame.Reader, meta *pb.Meta) error {
 	if size < 0 || size > in.Left() {
 		p.err = Errorf(BadResponse, "a response of %d bytes with attachment_size=%d", in.Left(), size)
 		err = in.Skip()
-	} else if p.message, err = in.ReadChain(in.Left() - size); err == nil {
+	} else if p.message, err = in.ReadHost(in.Left() - size); err == nil {
 		p.attachment, err = in.ReadChain(size)
 	}
+	if errors.Is(err, endpoint.ErrHostMemory) {
+		p.err = &Error{RDMAMemory, "no memory for the response", err}
+		err = in.Skip()
+	}
 	if err != nil {
+		p.message.Release() // the attachment did not arrive
 		p.err = err
 		if errors.Is(err, io.ErrUnexpectedEOF) {
 			p.err = &Error{EndOfFile, "the server closed the connection", err}

@@ -25,6 +25,8 @@ const (
 	LogOff       Code = 2003 // the server is shutting down
 	LimitReached Code = 2004 // too many calls at a time
 	Closed       Code = 2005
+	RDMAFailed   Code = 3001
+	RDMAMemory   Code = 3002 // no memory to receive the message
 )
 
 // Error is the failure of a call, sent by a server or detected by the client (such as TimedOut).

@@ -1,5 +1,5 @@
-// Package rpc is a client and a server of baidu_std, the RPC protocol of brpc, over TCP and Unix
-// sockets.
+// Package rpc is a client and a server of baidu_std, the RPC protocol of brpc, over TCP, Unix
+// sockets and RDMA.
 //
 // A Service has the methods of a protobuf service. cmd/protoc-gen-kvlane-rpc generates an interface
 // for its handler, and a stub. A Server offers services:

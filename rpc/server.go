@@ -29,6 +29,9 @@ const (
 type ServerOptions struct {
 	// TLS encrypts the connections. nil: they are plain.
 	TLS *tls.Config
+	// RDMA lets clients use RDMA. nil: they are refused and continue by TCP. It must outlive the
+	// server, and is not used with TLS.
+	RDMA *RDMA
 	// Authenticate checks the credential in the first request of each connection and returns the
 	// Identity of its calls. An error closes the connection. nil: credentials are ignored. TLSState
 	// returns the state of the connection.

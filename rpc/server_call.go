@@ -24,6 +24,7 @@ type request struct {
 	fields              map[string]string // user fields of the response
 	message, attachment *chain.Chain
 	bytes               int64 // length of message and attachment
+	failed              error // the request was not received
 	release             func()
 	call                Call
 	ctx                 callContext
@@ -63,6 +64,9 @@ func (q *request) run() {
 // handle finds the method, decodes the request and runs the handler.
 func (q *request) handle() (*Call, proto.Message, error) {
 	s := q.c.s
+	if q.failed != nil {
+		return nil, nil, q.failed
+	}
 	if s.stopping.Load() {
 		return nil, nil, Errorf(LogOff, "Server is stopping")
 	}
@@ -236,7 +240,7 @@ func (q *request) send(meta *pb.Meta, message payload, attachment *chain.Chain) 
 	if len(q.streams) > 0 {
 		meta.StreamSettings = settings(q.streams)
 	}
-	o, err := newOutput(frame.Message, meta, message.bytes, attachment)
+	o, err := newOutput(q.c.out.transport, frame.Message, meta, message.bytes, attachment)
 	o.block = message.block
 	wanted := q.meta.GetStreamSettings()
 	if err == nil && wanted != nil {
@@ -265,7 +269,7 @@ func (q *request) inStream(o output, wanted *pb.StreamSettings) (output, error) 
 	if len(q.streams) > 0 {
 		from = q.streams[0].id
 	}
-	outer, err := newOutput(frame.Stream, &pb.StreamFrame{StreamId: wanted.StreamId, SourceStreamId: &from, FrameType: &kind, HasContinuation: proto.Bool(false)}, nil, nil)
+	outer, err := newOutput(nil, frame.Stream, &pb.StreamFrame{StreamId: wanted.StreamId, SourceStreamId: &from, FrameType: &kind, HasContinuation: proto.Bool(false)}, nil, nil)
 	if err != nil {
 		return o, err
 	}

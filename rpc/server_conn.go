@@ -12,6 +12,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/rpc/internal/endpoint"
 	"github.com/kvlane/kvlane/rpc/internal/frame"
 	"github.com/kvlane/kvlane/rpc/internal/pb"
 	"github.com/kvlane/kvlane/wire"
@@ -51,6 +52,9 @@ func (c *serverConn) run() {
 	c.cancel()
 	c.streams.close(&Error{FailedSocket, "the connection ended", err})
 	c.out.close(fmt.Errorf("write response: %w", net.ErrClosed))
+	if t := c.out.transport; t != nil {
+		t.close(err)
+	}
 	c.s.slots.Release(c.slot)
 	c.s.mu.Lock()
 	delete(c.s.conns, c)
@@ -59,13 +63,18 @@ func (c *serverConn) run() {
 
 // read reads requests and starts their calls.
 func (c *serverConn) read() error {
-	in := frame.NewReader(c.conn, frame.Limits{Body: c.s.o.MaxBodyBytes, Meta: c.s.o.MaxMetaBytes, Stall: c.s.o.Stall})
+	conn, t, err := c.s.negotiate(c.ctx, c.conn)
+	if err != nil {
+		return err
+	}
+	c.out.transport = t
+	in := newSource(conn, t, frame.Limits{Body: c.s.o.MaxBodyBytes, Meta: c.s.o.MaxMetaBytes, Stall: c.s.o.Stall})
 	return readFrames(in, c.streams, c.request)
 }
 
 // readFrames reads frames until the connection ends or a frame is malformed. handle reads the data of
 // a message.
-func readFrames(in *frame.Reader, streams *streamTable, handle func(*frame.Reader, *pb.Meta) error) error {
+func readFrames(in frameSource, streams *streamTable, handle func(frameSource, *pb.Meta) error) error {
 	for {
 		h, b, err := in.Next()
 		if err != nil {
@@ -88,7 +97,7 @@ func readFrames(in *frame.Reader, streams *streamTable, handle func(*frame.Reade
 }
 
 // request reads the data of a request and starts its call.
-func (c *serverConn) request(in *frame.Reader, meta *pb.Meta) error {
+func (c *serverConn) request(in frameSource, meta *pb.Meta) error {
 	c.slot.Busy()
 	c.s.requests.Add(1)
 	release, err := c.s.budget.Take(c.s.ctx, in.Left())
@@ -102,11 +111,15 @@ func (c *serverConn) request(in *frame.Reader, meta *pb.Meta) error {
 	}
 	size := int64(meta.GetAttachmentSize())
 	if size >= 0 && size <= in.Left() {
-		if q.message, err = in.ReadChain(in.Left() - size); err == nil {
+		if q.message, err = in.ReadHost(in.Left() - size); err == nil {
 			q.attachment, err = in.ReadChain(size)
 		}
 	} else {
 		err = in.Skip() // the call fails by its attachment_size
+	}
+	if errors.Is(err, endpoint.ErrHostMemory) {
+		q.failed = &Error{RDMAMemory, "the server has no memory for the request", err}
+		err = in.Skip()
 	}
 	if err != nil {
 		q.end()

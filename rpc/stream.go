@@ -153,7 +153,7 @@ func (t *streamTable) give(n int64) {
 }
 
 // read handles a frame of a stream. An error ends the connection.
-func (t *streamTable) read(in *frame.Reader, meta []byte) error {
+func (t *streamTable) read(in frameSource, meta []byte) error {
 	f := new(pb.StreamFrame)
 	if err := proto.Unmarshal(meta, f); err != nil {
 		return fmt.Errorf("decode a frame of a stream: %w: %w", errdefs.ErrInvalid, err)
@@ -193,7 +193,7 @@ func frameType(f *pb.StreamFrame) int32 { return f.GetFrameType() }
 
 // send writes a frame of a stream.
 func (t *streamTable) send(kind int32, to int64, from *int64, data *chain.Chain, more *bool) error {
-	o, err := newOutput(frame.Stream, &pb.StreamFrame{StreamId: &to, SourceStreamId: from, FrameType: &kind, HasContinuation: more}, nil, data)
+	o, err := newOutput(nil, frame.Stream, &pb.StreamFrame{StreamId: &to, SourceStreamId: from, FrameType: &kind, HasContinuation: more}, nil, data)
 	if err != nil {
 		data.Release()
 		return err
@@ -216,7 +216,7 @@ func streamIDs(m *pb.StreamSettings) []int64 {
 }
 
 // data receives a piece of a message.
-func (s *Stream) data(in *frame.Reader, f *pb.StreamFrame) error {
+func (s *Stream) data(in frameSource, f *pb.StreamFrame) error {
 	n := in.Left()
 	s.mu.Lock()
 	closed := s.state > streamOpen
@@ -235,7 +235,7 @@ func (s *Stream) data(in *frame.Reader, f *pb.StreamFrame) error {
 		s.reset(&Error{Overcrowded, fmt.Sprintf("more than %d bytes of streams wait", s.table.max), errdefs.ErrBusy})
 		return in.Skip()
 	}
-	c, err := in.ReadChain(n)
+	c, err := in.ReadHost(n)
 	if err != nil {
 		return err
 	}
@@ -289,7 +289,7 @@ func (s *Stream) sendFeedback(peer, consumed int64) {
 		return
 	}
 	kind := int32(frameFeedback)
-	o, err := newOutput(frame.Stream, &pb.StreamFrame{StreamId: &peer, SourceStreamId: &s.id, FrameType: &kind, Feedback: &pb.Feedback{ConsumedSize: &consumed}}, nil, nil)
+	o, err := newOutput(nil, frame.Stream, &pb.StreamFrame{StreamId: &peer, SourceStreamId: &s.id, FrameType: &kind, Feedback: &pb.Feedback{ConsumedSize: &consumed}}, nil, nil)
 	if err == nil {
 		_ = s.table.out.write(o) // its error ends the connection
 	}

@@ -33,9 +33,13 @@ type output struct {
 }
 
 // newOutput encodes a frame. It takes over the attachment if it succeeds. It returns
-// ErrNotSupported for an attachment in device memory.
-func newOutput(kind frame.Kind, meta proto.Message, message []byte, attachment *chain.Chain) (output, error) {
-	if attachment.Len() > 0 && attachment.OnDevice() {
+// ErrNotSupported for an attachment in memory that the transport cannot send; nil is a socket.
+func newOutput(t transport, kind frame.Kind, meta proto.Message, message []byte, attachment *chain.Chain) (output, error) {
+	if t != nil {
+		if err := t.check(attachment); err != nil {
+			return output{}, err
+		}
+	} else if attachment.OnDevice() {
 		return output{}, fmt.Errorf("attach device memory on a connection without RDMA: %w", errdefs.ErrNotSupported)
 	}
 	size := proto.Size(meta)
@@ -63,9 +67,10 @@ func newOutput(kind frame.Kind, meta proto.Message, message []byte, attachment *
 // write writes the frame itself. Otherwise it queues the frame, and another goroutine writes the
 // queue.
 type writer struct {
-	conn  net.Conn
-	stall time.Duration
-	max   int64 // bytes that may wait; at twice as many the connection is closed
+	conn      net.Conn
+	stall     time.Duration
+	max       int64     // bytes that may wait; at twice as many the connection is closed
+	transport transport // nil: conn carries the frames
 
 	mu      sync.Mutex
 	pending []output
@@ -192,6 +197,9 @@ func (w *writer) close(err error) {
 
 // flush writes and releases frames. It releases them after errors too.
 func (w *writer) flush(batch ...output) error {
+	if w.transport != nil {
+		return w.transport.send(batch)
+	}
 	err := w.extend()
 	for i := range batch {
 		if err == nil {

@@ -19,7 +19,7 @@ func TestWriterClosesAtTwiceTheLimit(t *testing.T) {
 	w := newWriter(near, time.Minute, 1000)
 	queued, dropped := 0, make(chan struct{}, 100)
 	send := func() error {
-		o, err := newOutput(frame.Message, new(pb.Meta), make([]byte, 100), nil)
+		o, err := newOutput(nil, frame.Message, new(pb.Meta), make([]byte, 100), nil)
 		if err != nil {
 			return err
 		}
@@ -28,7 +28,7 @@ func TestWriterClosesAtTwiceTheLimit(t *testing.T) {
 		return w.write(o)
 	}
 	first := make(chan error, 1)
-	o, err := newOutput(frame.Message, new(pb.Meta), make([]byte, 100), nil)
+	o, err := newOutput(nil, frame.Message, new(pb.Meta), make([]byte, 100), nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -7,6 +7,7 @@ package chain
 
 import (
 	"fmt"
+	"iter"
 	"net"
 	"sync/atomic"
 
@@ -18,6 +19,7 @@ import (
 type Block struct {
 	bytes  []byte     // host or pinned memory
 	extent mem.Extent // pinned or device memory
+	copier Copier     // of device memory; nil: none
 	refs   atomic.Int64
 	free   func()
 }
@@ -245,6 +247,27 @@ func (c *Chain) Buffers(list net.Buffers) (net.Buffers, error) {
 		list = append(list, c.parts[i].host())
 	}
 	return list, nil
+}
+
+// Pieces returns the memory of the chain in order: the bytes of a part that the CPU reaches, else
+// nil, and the extent of a part that is registered, else one without a region.
+func (c *Chain) Pieces() iter.Seq2[[]byte, mem.Extent] {
+	return func(yield func([]byte, mem.Extent) bool) {
+		for i := 0; c != nil && i < len(c.parts); i++ {
+			p := &c.parts[i]
+			var b []byte
+			var e mem.Extent
+			if p.block.bytes != nil {
+				b = p.host()
+			}
+			if p.block.extent.Region != nil {
+				e = p.block.extent.Sub(p.off, p.len)
+			}
+			if !yield(b, e) {
+				return
+			}
+		}
+	}
 }
 
 // Extents returns the registered memory of the chain. It returns ErrNotSupported if a part is host

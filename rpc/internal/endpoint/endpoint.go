@@ -64,7 +64,7 @@ type Endpoint struct {
 	ctx       context.Context
 	cancel    context.CancelCauseFunc
 	work      sync.WaitGroup
-	closeOnce sync.Once
+	closeOnce sync.Once // of the queue pair
 
 	mu       sync.Mutex // guards the queue pair's send queue and the fields below
 	changed  sync.Cond  // windows, received or err have changed
@@ -172,6 +172,10 @@ func (e *Endpoint) start() {
 	e.work.Go(func() { e.Fail(e.complete(e.ch.Receives, e.ch.WaitReceive, true, e.receiveCompleted)) })
 	e.work.Go(e.refill)
 	e.work.Go(func() { e.Fail(e.watch()) })
+	go func() { // joined by Close
+		<-e.ctx.Done()
+		e.closeOnce.Do(e.close)
+	}()
 }
 
 // watch waits for the end of the TCP connection.
@@ -191,7 +195,8 @@ func (e *Endpoint) watch() error {
 func (e *Endpoint) complete(cq rdma.CQ, wait func(context.Context) error, solicited bool, handle func(*rdma.WC) error) error {
 	var wcs [32]rdma.WC
 	armed := false
-	for e.ctx.Err() == nil {
+	for {
+		ended := e.ctx.Err() != nil // read first: completions before the end are processed
 		n, err := cq.Poll(wcs[:])
 		for i := range wcs[:n] {
 			if err := wcs[i].Err(); err != nil {
@@ -206,6 +211,8 @@ func (e *Endpoint) complete(cq rdma.CQ, wait func(context.Context) error, solici
 			return err
 		case n > 0:
 			armed = false
+		case ended:
+			return context.Cause(e.ctx)
 		case e.o.Polling:
 			pause()
 		case !armed: // completions before this call cause no event, so the next poll follows
@@ -214,16 +221,16 @@ func (e *Endpoint) complete(cq rdma.CQ, wait func(context.Context) error, solici
 			}
 			armed = true
 		default:
-			if err := wait(e.ctx); err != nil {
+			if err := wait(e.ctx); err != nil && e.ctx.Err() == nil {
 				return err
 			}
 			armed = false
 		}
 	}
-	return context.Cause(e.ctx)
 }
 
-// Fail ends the endpoint with err. Memory stays in use until Close. Later calls do nothing.
+// Fail ends the endpoint with err, and releases its memory when the NIC no longer accesses it. It
+// does not wait for that. Bytes that have arrived can still be received. Later calls do nothing.
 func (e *Endpoint) Fail(err error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -251,29 +258,48 @@ func (e *Endpoint) Stats() Stats {
 }
 
 // Close ends the endpoint with err, waits until the NIC accesses no memory any more, and releases
-// all memory. Chains of received bytes stay valid. Later calls wait for the first one.
+// all memory. Chains of received bytes stay valid.
 func (e *Endpoint) Close(err error) {
 	e.Fail(err)
 	e.closeOnce.Do(e.close)
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for _, r := range e.received {
+		e.free(r.index)
+	}
+	e.received = nil
 }
 
+// close closes the queue pair and releases all memory except for bytes that were not received.
 func (e *Endpoint) close() {
 	e.work.Wait()
 	if e.ch != nil {
 		closeChannel(e.ch)
 	}
 	e.mu.Lock()
-	defer e.mu.Unlock()
+	waits := make([]bool, len(e.blocks))
+	for _, r := range e.received {
+		waits[r.index] = true
+	}
 	for i := range e.blocks {
-		if e.occupied[i] {
-			e.blocks[i].Release()
+		if !waits[i] {
+			e.free(i)
 		}
 	}
-	e.blocks = nil
-	for _, m := range e.sent {
-		m.release()
-	}
+	sent := e.sent
 	e.sent = nil
+	e.mu.Unlock()
+	for i := range sent {
+		sent[i].release()
+	}
+}
+
+// free releases block i, if there is one. The caller holds mu.
+func (e *Endpoint) free(i int) {
+	if e.occupied[i] {
+		e.occupied[i] = false
+		e.blocks[i].Release()
+	}
 }
 
 func (m *sentMessage) release() {

@@ -321,7 +321,8 @@ func exchange(t *testing.T, plan *fault.Plan) {
 			<-accepted
 			return
 		}
-		err = e.Send([]endpoint.Piece{{Bytes: random(1, 20000)}})
+		var done atomic.Int64
+		err = e.Send([]endpoint.Piece{{Bytes: random(1, 20000), Done: func() { done.Add(1) }}})
 		var c chain.Chain
 		for c.Len() < 20000 && err == nil {
 			err = e.Receive(&c, 5*time.Second)
@@ -331,6 +332,9 @@ func exchange(t *testing.T, plan *fault.Plan) {
 		}
 		c.Release()
 		e.Close(errEnd)
+		if n := done.Load(); n != 1 {
+			t.Errorf("a piece is done %d times", n)
+		}
 		if err != nil && plan.Injected() == 0 {
 			t.Error(err)
 		}

@@ -99,6 +99,10 @@ func (e *Endpoint) take(c *chain.Chain, r receivedBlock) error {
 		short := chain.Get(len(m))
 		copy(short.Memory(), m)
 		c.AppendBlock(short, int64(len(m)))
+		if e.err != nil {
+			e.free(r.index)
+			return nil
+		}
 		return e.repost(r.index)
 	}
 	block, err := e.o.Wrap(x, b.Release)
@@ -107,6 +111,9 @@ func (e *Endpoint) take(c *chain.Chain, r receivedBlock) error {
 	}
 	e.occupied[r.index] = false
 	c.AppendBlock(block, int64(r.bytes))
+	if e.err != nil {
+		return nil
+	}
 	if next, err := e.o.Receive.Acquire(ended); err == nil {
 		e.blocks[r.index], e.occupied[r.index] = next, true
 		return e.repost(r.index)
@@ -126,9 +133,6 @@ var ended = func() context.Context {
 
 // repost posts block i again. The caller holds mu.
 func (e *Endpoint) repost(i int) error {
-	if e.err != nil {
-		return e.err
-	}
 	if err := e.post(i); err != nil {
 		return err
 	}
@@ -178,7 +182,9 @@ func (e *Endpoint) refill() {
 		e.spare = e.spare[:len(e.spare)-1]
 		e.owed--
 		e.blocks[i], e.occupied[i] = b, true
-		err = e.repost(i)
+		if err = e.err; err == nil {
+			err = e.repost(i)
+		}
 		e.mu.Unlock()
 		if err != nil {
 			e.Fail(err)

@@ -76,9 +76,7 @@ func (b *builder) add(p *Piece, last bool) error {
 		if err := b.copy(p.Bytes); err != nil {
 			return err
 		}
-		if p.Done != nil {
-			b.holds = append(b.holds, p.Done)
-		}
+		b.hold(p)
 		return b.flushIf(last)
 	}
 	m, err := b.e.o.NIC.Acquire(p.Extent, 0)
@@ -94,9 +92,7 @@ func (b *builder) add(p *Piece, last bool) error {
 		addr += uint64(n)
 		if left -= n; left == 0 {
 			b.holds = append(b.holds, m.Release)
-			if p.Done != nil {
-				b.holds = append(b.holds, p.Done)
-			}
+			b.hold(p)
 			return b.flushIf(last)
 		}
 		if err := b.flushIf(false); err != nil {
@@ -105,6 +101,13 @@ func (b *builder) add(p *Piece, last bool) error {
 		}
 	}
 	return nil
+}
+
+// hold moves the Done of a piece to the current message.
+func (b *builder) hold(p *Piece) {
+	if p.Done != nil {
+		b.holds, p.Done = append(b.holds, p.Done), nil
+	}
 }
 
 // copy copies bytes to registered memory and sends them.

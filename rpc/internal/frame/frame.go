@@ -170,6 +170,9 @@ func (r *Reader) ReadChain(n int64) (*chain.Chain, error) {
 	return c, nil
 }
 
+// ReadHost is ReadChain for bytes that the CPU must reach.
+func (r *Reader) ReadHost(n int64) (*chain.Chain, error) { return r.ReadChain(n) }
+
 // Skip reads the rest of the frame and drops it.
 func (r *Reader) Skip() error {
 	for r.left > 0 {

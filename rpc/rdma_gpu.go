@@ -1,0 +1,126 @@
+package rpc
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/kvlane/kvlane/device"
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/rdma"
+	"github.com/kvlane/kvlane/rpc/chain"
+	"github.com/kvlane/kvlane/rpc/internal/endpoint"
+)
+
+// GPUOptions make connections receive into blocks of device memory. The attachments of their calls
+// are device memory, and only their messages cross to the host. Such connections have no streams.
+type GPUOptions struct {
+	// Device has the blocks. The caller closes it after the RDMA. Required.
+	Device device.Device
+	// BlockBytes, RegionBytes and MaxRegions are those of the blocks. Defaults: 512 KiB, 1 GiB and
+	// 32.
+	BlockBytes, RegionBytes int64
+	MaxRegions              int
+	// Queues is the number of queues for copies from the device. Default: 4.
+	Queues int
+}
+
+// gpu has the device memory of connections, and copies it.
+type gpu struct {
+	dev    device.Device
+	flush  func() error
+	blocks *mem.Arena // device memory
+	heads  *mem.Arena // pinned memory for starts of messages
+	queues chan device.Queue
+	all    []device.Queue
+}
+
+// openGPU prepares receiving into device memory. On error it closes everything.
+func openGPU(o *RDMAOptions) (_ *gpu, err error) {
+	x := *o.GPU
+	setDefault(&x.Queues, 4)
+	if x.Device == nil || x.Queues < 0 || x.BlockBytes < 0 {
+		return nil, fmt.Errorf("receive into device memory: no device, or negative numbers: %w", errdefs.ErrInvalid)
+	}
+	g := &gpu{dev: x.Device, flush: func() error { return nil }, queues: make(chan device.Queue, x.Queues)}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, g.close(context.Background()))
+		}
+	}()
+	if f, ok := x.Device.(device.RemoteWriteFlusher); ok {
+		needs, err := f.NeedsFlush()
+		if err != nil {
+			return nil, fmt.Errorf("receive into device memory: %w", err)
+		}
+		if needs {
+			g.flush = f.FlushRemoteWrites
+		}
+	}
+	hooks := mem.ArenaHooks{
+		Alloc: func(n int64) (*mem.Region, error) { return x.Device.Alloc(n, device.AllocOptions{}) },
+		Free:  x.Device.Free,
+	}
+	g.blocks, err = mem.NewArena(mem.ArenaOptions{
+		BlockBytes: x.BlockBytes, RegionBytes: x.RegionBytes, MaxRegions: x.MaxRegions,
+		Hooks: registered(o.NIC, hooks, rdma.AccessLocalWrite|rdma.AccessRelaxedOrdering),
+	})
+	if err != nil {
+		return nil, err
+	}
+	g.heads, err = mem.NewArena(mem.ArenaOptions{
+		BlockBytes: endpoint.PrefetchBytes, RegionBytes: 1 << 20,
+		Hooks: mem.ArenaHooks{Alloc: x.Device.AllocHost, Free: x.Device.Free},
+	})
+	for i := 0; i < x.Queues && err == nil; i++ {
+		var q device.Queue
+		if q, err = x.Device.OpenQueue(device.QueueOptions{HighPriority: true, Events: 1}); err == nil {
+			g.all = append(g.all, q)
+			g.queues <- q
+		}
+	}
+	return g, err
+}
+
+// wrap returns a chain's block for received bytes.
+func (g *gpu) wrap(e mem.Extent, free func()) (*chain.Block, error) {
+	return chain.NewDevice(e, g, free)
+}
+
+// Flush makes writes of NICs visible to the device.
+func (g *gpu) Flush() error { return g.flush() }
+
+// Copy copies by one of the queues, and waits.
+func (g *gpu) Copy(dst, src []mem.Extent) error {
+	q := <-g.queues
+	defer func() { g.queues <- q }()
+	var err error
+	if b, ok := q.(device.BatchCopier); ok && len(dst) > 1 {
+		err = b.CopyBatch(dst, src)
+	} else {
+		for i := 0; i < len(dst) && err == nil; i++ {
+			err = q.Copy(dst[i], src[i])
+		}
+	}
+	e, errRecord := q.Record()
+	if errRecord != nil {
+		return errors.Join(err, errRecord)
+	}
+	defer e.Close()
+	return errors.Join(err, e.Wait(context.Background())) // the memory is in use until the device is done
+}
+
+// close frees the memory and closes the queues. It may be called again.
+func (g *gpu) close(ctx context.Context) error {
+	var errs []error
+	for _, a := range []*mem.Arena{g.blocks, g.heads} {
+		if a != nil {
+			errs = append(errs, a.Close(ctx))
+		}
+	}
+	for _, q := range g.all {
+		errs = append(errs, q.Close(ctx))
+	}
+	return errors.Join(errs...)
+}

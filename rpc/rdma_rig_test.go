@@ -1,0 +1,201 @@
+package rpc_test
+
+import (
+	"context"
+	"encoding/binary"
+	"math/rand/v2"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/kvlane/kvlane/device"
+	"github.com/kvlane/kvlane/device/sim"
+	"github.com/kvlane/kvlane/internal/testkit"
+	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/rdma"
+	"github.com/kvlane/kvlane/rdma/registry"
+	"github.com/kvlane/kvlane/rdma/soft"
+	"github.com/kvlane/kvlane/rpc"
+	"github.com/kvlane/kvlane/rpc/echo"
+	"github.com/kvlane/kvlane/stream"
+	streamcopy "github.com/kvlane/kvlane/stream/copy"
+	"github.com/kvlane/kvlane/stream/softnic"
+)
+
+// countedDevice counts the calls that copy, by the kinds of their memory, and flushes.
+type countedDevice struct {
+	*sim.Device
+	toHost, within, toDevice, flushes atomic.Int64
+}
+
+func (d *countedDevice) OpenQueue(o device.QueueOptions) (device.Queue, error) {
+	q, err := d.Device.OpenQueue(o)
+	if err != nil {
+		return nil, err
+	}
+	return &countedQueue{q.(device.BatchCopier), d}, nil
+}
+
+func (d *countedDevice) NeedsFlush() (bool, error) { return true, nil }
+
+func (d *countedDevice) FlushRemoteWrites() error {
+	d.flushes.Add(1)
+	return d.Device.FlushRemoteWrites()
+}
+
+func (d *countedDevice) count(dst, src mem.Extent) {
+	switch from, to := src.Region.Kind() == mem.KindDevice, dst.Region.Kind() == mem.KindDevice; {
+	case from && to:
+		d.within.Add(1)
+	case from:
+		d.toHost.Add(1)
+	case to:
+		d.toDevice.Add(1)
+	}
+}
+
+type countedQueue struct {
+	device.BatchCopier
+	d *countedDevice
+}
+
+func (q *countedQueue) Copy(dst, src mem.Extent) error {
+	q.d.count(dst, src)
+	return q.BatchCopier.Copy(dst, src)
+}
+
+func (q *countedQueue) CopyBatch(dst, src []mem.Extent) error {
+	q.d.count(dst[0], src[0])
+	return q.BatchCopier.CopyBatch(dst, src)
+}
+
+// fabric is a software NIC that reaches the memory of a simulated device.
+type fabric struct {
+	dev      *countedDevice
+	provider *soft.Provider
+	copies   stream.Stream
+}
+
+func newFabric(t *testing.T) *fabric {
+	t.Helper()
+	d, err := sim.Open(sim.Options{})
+	must(t, err)
+	t.Cleanup(func() { must(t, d.Close()) })
+	m := softnic.NewMover(func() (stream.Stream, error) { return streamcopy.Open(d, streamcopy.Options{}) })
+	t.Cleanup(func() { must(t, m.Close(context.Background())) })
+	f := &fabric{dev: &countedDevice{Device: d}}
+	f.provider, err = soft.New(soft.Options{Mover: m})
+	must(t, err)
+	t.Cleanup(func() { must(t, f.provider.Close()) })
+	f.copies, err = streamcopy.Open(d, streamcopy.Options{})
+	must(t, err)
+	t.Cleanup(func() { must(t, f.copies.Close(context.Background())) })
+	return f
+}
+
+// nic opens the NIC in a trust domain of its own.
+func (f *fabric) nic(t *testing.T) *registry.Registry {
+	t.Helper()
+	set := registry.NewDevices(f.provider).NewSet(registry.Options{})
+	t.Cleanup(func() { must(t, set.Close()) })
+	nic, err := set.NIC("soft0")
+	must(t, err)
+	return nic
+}
+
+// memory returns hooks that allocate pinned memory.
+func (f *fabric) memory() mem.ArenaHooks {
+	return mem.ArenaHooks{Alloc: f.dev.AllocHost, Free: f.dev.Free}
+}
+
+// open opens RDMA with few and small regions. change may be nil.
+func (f *fabric) open(t *testing.T, onDevice bool, change func(o *rpc.RDMAOptions)) *rpc.RDMA {
+	t.Helper()
+	o := rpc.RDMAOptions{NIC: f.nic(t), Memory: f.memory(), BlockBytes: 8 << 10, RegionBytes: 1 << 20, Queue: 16, Stall: min(testkit.Patience(), 20*time.Second)}
+	if onDevice {
+		o.GPU = &rpc.GPUOptions{Device: f.dev, BlockBytes: 64 << 10, RegionBytes: 4 << 20}
+	}
+	if change != nil {
+		change(&o)
+	}
+	r, err := rpc.OpenRDMA(o)
+	must(t, err)
+	t.Cleanup(func() { must(t, r.Close(context.Background())) })
+	return r
+}
+
+// alloc returns device memory with the bytes, registered with a NIC.
+func (f *fabric) alloc(t *testing.T, nic *registry.Registry, b []byte) *mem.Region {
+	t.Helper()
+	r, err := f.dev.Alloc(int64(len(b)), device.AllocOptions{})
+	must(t, err)
+	f.write(t, mem.All(r), b)
+	if nic != nil {
+		must(t, nic.Register(rdma.MROptions{Access: rdma.AccessLocalWrite}, r))
+	}
+	t.Cleanup(func() {
+		if nic != nil {
+			must(t, nic.Unregister(context.Background(), r))
+		}
+		must(t, f.dev.Free(r))
+	})
+	return r
+}
+
+// write copies bytes to device memory, and read from it.
+func (f *fabric) write(t *testing.T, e mem.Extent, b []byte) { f.move(t, e, b, true) }
+
+func (f *fabric) read(t *testing.T, e mem.Extent) []byte {
+	b := make([]byte, e.Len)
+	f.move(t, e, b, false)
+	return b
+}
+
+func (f *fabric) move(t *testing.T, e mem.Extent, b []byte, write bool) {
+	t.Helper()
+	staging, err := f.dev.AllocHost(e.Len)
+	must(t, err)
+	defer func() { must(t, f.dev.Free(staging)) }()
+	dst, src := e, mem.All(staging)
+	if write {
+		copy(staging.Bytes(), b)
+	} else {
+		dst, src = src, dst
+	}
+	k, err := f.copies.Submit(context.Background(), &mem.Batch{Dst: []mem.Extent{dst}, Src: []mem.Extent{src}})
+	must(t, err)
+	must(t, k.Wait(context.Background()))
+	if !write {
+		copy(b, staging.Bytes())
+	}
+}
+
+// random returns bytes that depend on the seed.
+func random(seed uint64, n int) []byte {
+	rng, b := rand.New(rand.NewPCG(seed, 3)), make([]byte, (n+7)&^7)
+	for i := 0; i < len(b); i += 8 {
+		binary.LittleEndian.PutUint64(b[i:], rng.Uint64())
+	}
+	return b[:n]
+}
+
+// echoAttachments is a service that returns the message and the attachment.
+func echoAttachments(t *testing.T, look func(c *rpc.Call) error) *rpc.Service {
+	t.Helper()
+	v, err := rpc.NewService(echo.File_rpc_echo_echo_proto.Services().Get(0), map[string]rpc.Handler{
+		"Echo": func(ctx context.Context, m proto.Message) (proto.Message, error) {
+			c := rpc.FromContext(ctx)
+			if look != nil {
+				if err := look(c); err != nil {
+					return nil, err
+				}
+			}
+			c.Reply.Attachment = c.Attachment.Cut(c.Attachment.Len())
+			return &echo.EchoResponse{Message: m.(*echo.EchoRequest).Message}, nil
+		},
+	})
+	must(t, err)
+	return v
+}

@@ -1,0 +1,327 @@
+package rpc_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/testkit"
+	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/rpc"
+	"github.com/kvlane/kvlane/rpc/chain"
+	"github.com/kvlane/kvlane/rpc/echo"
+	"github.com/kvlane/kvlane/rpc/internal/pb"
+)
+
+// Echoes by RDMA with attachments of all lengths, up to the maximum of a body, in both versions of
+// the handshake, between host and device memory. One byte more is refused.
+func TestEchoByRDMA(t *testing.T) {
+	const maxBody = 300 << 10
+	for _, c := range []struct {
+		client, server bool // receives into device memory
+		version        int
+		polling        bool
+	}{{version: 2}, {version: 3}, {server: true, version: 2}, {client: true, server: true, version: 3}, {version: 2, polling: true}} {
+		t.Run(fmt.Sprintf("%+v", c), func(t *testing.T) {
+			f := newFabric(t)
+			change := func(o *rpc.RDMAOptions) { o.HelloVersion, o.Polling = c.version, c.polling }
+			sr, cr := f.open(t, c.server, change), f.open(t, c.client, change)
+			_, addr := serve(t, rpc.ServerOptions{RDMA: sr, MaxBodyBytes: maxBody}, echoAttachments(t, nil))
+			client := newClient(t, addr, rpc.ClientOptions{RDMA: cr})
+			overhead := 0
+			for _, n := range []int{0, 1, 400, 4096, 4097, 8192, 8193, 65536, 200_000, -1} {
+				if n < 0 {
+					n = maxBody - overhead
+				}
+				want := random(uint64(n), n)
+				var got chain.Chain
+				m, err := echoCall(t.Context(), client, "hello", rpc.WithAttachment(chain.OfBytes(bytes.Clone(want))), rpc.ReceiveAttachment(&got))
+				if err != nil || m != "hello" || got.OnDevice() != (c.client && n > 0) {
+					t.Fatalf("%d bytes: %q, %v", n, m, err)
+				}
+				if b := f.bytes(t, &got); !bytes.Equal(b, want) {
+					t.Errorf("%d bytes: they differ", n)
+				}
+				got.Release()
+				if n == 200_000 {
+					overhead = otherBytes(t, client)
+				}
+			}
+			_, err := echoCall(t.Context(), client, "hello", rpc.WithAttachment(chain.OfBytes(make([]byte, maxBody-overhead+1))))
+			if code := rpc.CodeOf(err); code != rpc.EndOfFile && code != rpc.FailedSocket {
+				t.Errorf("a body of one byte too many: %v", err)
+			}
+			if s, k := sr.Stats(), cr.Stats(); s.Connected == 0 || k.Connected == 0 || s.Refused+k.Refused > 0 || c.server != (s.Device.HighWater > 0) {
+				t.Errorf("server %+v, client %+v", s, k)
+			}
+		})
+	}
+}
+
+// otherBytes returns the number of bytes that a body has besides its attachment.
+func otherBytes(t *testing.T, c *rpc.Client) int {
+	t.Helper()
+	for range 130 { // later calls have identifiers of equal length
+		_, err := echoCall(t.Context(), c, "hello")
+		must(t, err)
+	}
+	meta := &pb.Meta{
+		Request:      &pb.Request{ServiceName: proto.String("example.EchoService"), MethodName: proto.String("Echo")},
+		CompressType: proto.Int32(0), CorrelationId: proto.Int64(200), ContentType: proto.Int32(0), AttachmentSize: proto.Int32(300_000),
+	}
+	return proto.Size(meta) + proto.Size(&echo.EchoRequest{Message: proto.String("hello")})
+}
+
+// bytes returns the bytes of a chain in any memory.
+func (f *fabric) bytes(t *testing.T, c *chain.Chain) []byte {
+	t.Helper()
+	if !c.OnDevice() {
+		b, err := c.Bytes()
+		must(t, err)
+		return b
+	}
+	dst, err := f.dev.AllocHost(c.Len())
+	must(t, err)
+	defer func() { must(t, f.dev.Free(dst)) }()
+	n, err := c.CopyFromGPU(mem.All(dst), c.Len(), 0)
+	if err != nil || n != c.Len() {
+		t.Fatalf("copied %d of %d bytes: %v", n, c.Len(), err)
+	}
+	return bytes.Clone(dst.Bytes())
+}
+
+// Many calls at a time, of different lengths, by one connection and by several.
+func TestConcurrentCallsByRDMA(t *testing.T) {
+	for _, mode := range []rpc.Connections{rpc.Single, rpc.Pooled, rpc.Short} {
+		f := newFabric(t)
+		sr, cr := f.open(t, true, nil), f.open(t, false, nil)
+		_, addr := serve(t, rpc.ServerOptions{RDMA: sr}, echoAttachments(t, nil))
+		client := newClient(t, addr, rpc.ClientOptions{RDMA: cr, Connections: mode})
+		var group sync.WaitGroup
+		for i := range 8 {
+			group.Go(func() {
+				for k := range 12 {
+					n := (i*12 + k) * (i*12 + k) * 20
+					want, text := random(uint64(n), n), strings.Repeat("m", n/50)
+					var got chain.Chain
+					m, err := echoCall(t.Context(), client, text, rpc.WithAttachment(chain.OfBytes(bytes.Clone(want))), rpc.ReceiveAttachment(&got))
+					if err != nil || m != text {
+						t.Errorf("%d bytes: %v", n, err)
+						return
+					}
+					if b, err := got.Bytes(); err != nil || !bytes.Equal(b, want) {
+						t.Errorf("%d bytes differ: %v", n, err)
+					}
+					got.Release()
+				}
+			})
+		}
+		group.Wait()
+	}
+}
+
+// Both sides can be without RDMA: calls then use TCP, on the same connection.
+func TestRDMAFallsBack(t *testing.T) {
+	for _, version := range []int{2, 3} {
+		f := newFabric(t)
+		cr := f.open(t, false, func(o *rpc.RDMAOptions) { o.HelloVersion = version })
+		_, addr := serve(t, rpc.ServerOptions{}, echoAttachments(t, nil))
+		client := newClient(t, addr, rpc.ClientOptions{RDMA: cr})
+		for range 2 {
+			if m, err := echoCall(t.Context(), client, "hello"); err != nil || m != "hello" {
+				t.Errorf("%q, %v", m, err)
+			}
+		}
+		if s := cr.Stats(); s.Connected != 0 || s.Refused != 1 {
+			t.Errorf("%+v", s)
+		}
+		r := f.alloc(t, nil, random(1, 100))
+		b, err := chain.NewRegistered(mem.All(r), nil)
+		must(t, err)
+		c := new(chain.Chain)
+		c.AppendBlock(b, 100)
+		if _, err := echoCall(t.Context(), client, "hello", rpc.WithAttachment(c)); rpc.CodeOf(err) != rpc.BadRequest {
+			t.Errorf("device memory over TCP: %v", err)
+		}
+
+		sr := f.open(t, false, nil)
+		s, addr := serve(t, rpc.ServerOptions{RDMA: sr}, echoAttachments(t, nil))
+		plain := newClient(t, addr, rpc.ClientOptions{})
+		if m, err := echoCall(t.Context(), plain, "hello"); err != nil || m != "hello" || s.Stats().Connections != 1 {
+			t.Errorf("a client without RDMA: %q, %v", m, err)
+		}
+	}
+}
+
+// User-owned device memory is sent without a copy, alone or with host memory, and is not released
+// before it was sent. Memory that is not registered is refused, and the connection stays.
+func TestSendFromDeviceMemory(t *testing.T) {
+	f := newFabric(t)
+	sr, nic := f.open(t, true, nil), f.nic(t)
+	want := random(1, 200_000)
+	r, foreign := f.alloc(t, nic, want), f.alloc(t, nil, want[:64])
+	cr := f.open(t, false, func(o *rpc.RDMAOptions) { o.NIC = nic })
+	_, addr := serve(t, rpc.ServerOptions{RDMA: sr}, echoAttachments(t, nil))
+	client := newClient(t, addr, rpc.ClientOptions{RDMA: cr})
+	released := make(chan struct{})
+	block, err := chain.NewRegistered(mem.All(r), func() { close(released) })
+	must(t, err)
+	c := chain.OfBytes([]byte("host"))
+	c.AppendBlock(block, r.Len())
+	c.Append(chain.OfBytes([]byte("more")))
+	before := f.dev.within.Load() + f.dev.toHost.Load()
+	var got chain.Chain
+	_, err = echoCall(t.Context(), client, "hello", rpc.WithAttachment(c), rpc.ReceiveAttachment(&got))
+	must(t, err)
+	if b, err := got.Bytes(); err != nil || string(b) != "host"+string(want)+"more" {
+		t.Errorf("the bytes differ: %v", err)
+	}
+	got.Release()
+	select {
+	case <-released:
+	case <-time.After(testkit.Patience()):
+		t.Error("the memory is not released")
+	}
+	if n := f.dev.within.Load() + f.dev.toHost.Load() - before; n != 1 { // the message, at the server
+		t.Errorf("%d copies", n)
+	}
+	block, err = chain.NewRegistered(mem.All(foreign), nil)
+	must(t, err)
+	c = new(chain.Chain)
+	c.AppendBlock(block, 64)
+	if _, err := echoCall(t.Context(), client, "hello", rpc.WithAttachment(c)); rpc.CodeOf(err) != rpc.BadRequest || !errors.Is(err, errdefs.ErrNotSupported) {
+		t.Errorf("memory that is not registered: %v", err)
+	}
+	if _, err := echoCall(t.Context(), client, "hello"); err != nil || cr.Stats().Connected != 1 {
+		t.Errorf("afterwards: %v", err)
+	}
+}
+
+// A server that ends in the middle of a message fails the calls in progress. The client connects
+// again, and nothing is left.
+func TestPeerEndsInMidMessage(t *testing.T) {
+	f := newFabric(t)
+	sr, cr := f.open(t, true, nil), f.open(t, false, nil)
+	began := make(chan struct{}, 100)
+	v := echoAttachments(t, func(*rpc.Call) error {
+		began <- struct{}{}
+		return nil
+	})
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	must(t, err)
+	addr := l.Addr().String()
+	run := func(l net.Listener) (*rpc.Server, chan error) {
+		s, err := rpc.NewServer(rpc.ServerOptions{RDMA: sr})
+		must(t, err)
+		must(t, s.Register(v))
+		served := make(chan error, 1)
+		go func() { served <- s.Serve(l) }()
+		return s, served
+	}
+	s, served := run(l)
+	client := newClient(t, addr, rpc.ClientOptions{RDMA: cr, MinBackoff: time.Millisecond, MaxBackoff: time.Millisecond})
+	failed := make(chan error, 4)
+	for range 4 {
+		go func() {
+			var err error
+			for err == nil {
+				_, err = echoCall(context.Background(), client, "hello", rpc.WithAttachment(chain.OfBytes(make([]byte, 2<<20))))
+			}
+			failed <- err
+		}()
+	}
+	for range 5 {
+		<-began
+	}
+	must(t, s.Close())
+	must(t, <-served)
+	for range 4 {
+		if err := <-failed; rpc.CodeOf(err) != rpc.EndOfFile && rpc.CodeOf(err) != rpc.FailedSocket {
+			t.Errorf("a call in progress: %v", err)
+		}
+	}
+	l, err = net.Listen("tcp", addr)
+	must(t, err)
+	s, served = run(l)
+	waitFor(t, func() bool {
+		m, err := echoCall(t.Context(), client, "hello")
+		return err == nil && m == "hello"
+	})
+	must(t, client.Close())
+	must(t, s.Close())
+	must(t, <-served)
+	for name, r := range map[string]*rpc.RDMA{"server": sr, "client": cr} {
+		if s := r.Stats(); s.Receive.Lent+s.Send.Lent+s.Device.Lent > 0 {
+			t.Errorf("%s: %+v", name, s)
+		}
+	}
+}
+
+// While no memory is left, calls fail with a code or wait, and later ones succeed on the same
+// connection. A server without memory for a connection refuses RDMA.
+func TestDefectAbortWithoutMemory(t *testing.T) {
+	f := newFabric(t)
+	errStep := fmt.Errorf("no more: %w", errdefs.ErrNoMemory)
+	var fail bool
+	var mu sync.Mutex
+	sr := f.open(t, true, func(o *rpc.RDMAOptions) {
+		alloc := o.Memory.Alloc
+		o.Memory.Alloc = func(n int64) (*mem.Region, error) {
+			mu.Lock()
+			defer mu.Unlock()
+			if fail {
+				return nil, errStep
+			}
+			return alloc(n)
+		}
+	})
+	set := func(to bool) {
+		mu.Lock()
+		defer mu.Unlock()
+		fail = to
+	}
+	cr := f.open(t, false, nil)
+	_, addr := serve(t, rpc.ServerOptions{RDMA: sr}, echoAttachments(t, nil))
+	client := newClient(t, addr, rpc.ClientOptions{RDMA: cr})
+	long := strings.Repeat("m", 2<<20) // longer than the regions that exist
+	_, err := echoCall(t.Context(), client, "hello")
+	must(t, err)
+	set(true)
+	if _, err := echoCall(t.Context(), client, long); rpc.CodeOf(err) != rpc.RDMAMemory {
+		t.Errorf("without memory: %v", err)
+	}
+	if m, err := echoCall(t.Context(), client, "small"); err != nil || m != "small" {
+		t.Errorf("a small call: %v", err)
+	}
+	set(false)
+	if m, err := echoCall(t.Context(), client, long); err != nil || m != long || cr.Stats().Connected != 1 {
+		t.Errorf("with memory again: %v", err)
+	}
+}
+
+func TestOpenRDMARefuses(t *testing.T) {
+	f := newFabric(t)
+	for name, change := range map[string]func(o *rpc.RDMAOptions){
+		"no NIC":       func(o *rpc.RDMAOptions) { o.NIC = nil },
+		"no memory":    func(o *rpc.RDMAOptions) { o.Memory = mem.ArenaHooks{} },
+		"short queue":  func(o *rpc.RDMAOptions) { o.Queue = 15 },
+		"short blocks": func(o *rpc.RDMAOptions) { o.BlockBytes = 1023 },
+		"version":      func(o *rpc.RDMAOptions) { o.HelloVersion = 4 },
+		"no device":    func(o *rpc.RDMAOptions) { o.GPU = new(rpc.GPUOptions) },
+	} {
+		o := rpc.RDMAOptions{NIC: f.nic(t), Memory: f.memory()}
+		change(&o)
+		if _, err := rpc.OpenRDMA(o); !errors.Is(err, errdefs.ErrInvalid) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}

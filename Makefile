@@ -22,8 +22,9 @@ RXE   := $(CURDIR)/$(BIN)/.rxe
 LOSSY := /(LocalKeys|RemoteKeys|PeerForbids|TooLongForReceive|Reset)$$
 MANY  := ^TestVerbsCarryThousandsOfRequests$$
 LONG  := ^TestVerbs(PlanByNIC|PostRefusedHalfWay)$$|/(huge_|sums$$)
-# The server of the object tier's tests.
+# The servers of the object tier's tests.
 VERSITYGW := $(BIN)/versitygw
+S3        := KVLANE_REQUIRE=versitygw,moto KVLANE_VERSITYGW=$(CURDIR)/$(VERSITYGW) KVLANE_MOTO=$(CURDIR)/$(BIN)/.venv-moto
 GUEST := KVLANE_REQUIRE=verbs,nfs,root $(GO) test -count 1 -p 1 -timeout 20m -exec
 
 # What is shipped needs no C compiler, but for the C library, whose compiler `make lib` fetches. The race detector needs one.
@@ -74,8 +75,8 @@ mooncake: ## run Mooncake's transfer engine against kvlane's side of its protoco
 # Two servers with the protocol of S3: versitygw, built from its own module, and moto's, 60 MB below bin/.venv-moto.
 object: $(VERSITYGW) ## run the tests of the object tier on two S3 servers; needs Python 3.11 and pip
 	tools/moto $(BIN)/.venv-moto
-	KVLANE_REQUIRE=versitygw,moto KVLANE_VERSITYGW=$(CURDIR)/$(VERSITYGW) KVLANE_MOTO=$(CURDIR)/$(BIN)/.venv-moto \
-	    $(GO) test -count 1 -timeout 10m ./tier/object
+	$(S3) $(GO) test -count 1 -timeout 10m ./tier/object
+	$(S3) $(GO) test -count 1 -timeout 10m -run TestObject ./cmd/kvlane
 
 $(VERSITYGW): tools/versitygw/go.mod tools/versitygw/go.sum
 	$(GO) build -C tools/versitygw -trimpath -o ../../$(VERSITYGW) github.com/versity/versitygw/cmd/versitygw

@@ -99,9 +99,10 @@ type Stats struct {
 	Failure error
 }
 
-// ErrUnavailable is an error of Put for a server that is slow, full or gone. A store leaves the
+// ErrUnavailable is an error of Put for a block server or an object store that is slow, full or
+// gone. A store leaves the
 // block out of the tier, and the dump does not fail, because KV can be computed again.
-var ErrUnavailable = errors.New("the block server is not available")
+var ErrUnavailable = errors.New("the server is not available")
 
 // Keeper is a Tier that can report durable blocks without reading them.
 type Keeper interface {

@@ -43,10 +43,10 @@ var alwaysEffective = map[string]string{
 	"transfer ls":       "protocol metadata timeout json",
 	"transfer put":      "protocol metadata timeout buffer offset notify",
 	"transfer get":      "protocol metadata timeout buffer offset length",
-	"store ls":          "json",
-	"store stat":        "json",
-	"store verify":      "json repair",
-	"store gc":          "json max-bytes quarantine foreign remove",
+	"store ls":          "json object-endpoint object-region object-ca",
+	"store stat":        "json object-endpoint object-region object-ca",
+	"store verify":      "json repair object-endpoint object-region object-ca",
+	"store gc":          "json max-bytes max-age quarantine foreign remove object-endpoint object-region object-ca",
 }
 
 // operands are the positional arguments of commands.

@@ -63,11 +63,15 @@ func TestReplayHitsTheSameThroughEveryPipeline(t *testing.T) {
 
 // Every tier can be given by flags and by a file, and is completed.
 func TestEveryTierIsAccepted(t *testing.T) {
+	t.Setenv("AWS_ENDPOINT_URL_S3", "http://127.0.0.1:1")
+	t.Setenv("AWS_EC2_METADATA_DISABLED", "true")
 	trace := traceFile(t, goodLine)
 	for _, row := range settings.DurableTiers() {
 		place, value := row.Place(), "127.0.0.1:1"
 		if place.IsDir() {
 			value = filepath.Join(t.TempDir(), row.Name)
+		} else if row.Name == "object" {
+			value = "s3://bucket"
 		}
 		file := configText(t, place.Name+": "+value+"\n")
 		for _, args := range [][]string{{"--pipeline", "cache|" + row.Name, "--" + place.Name, value}, {"--config", file}} {
@@ -92,6 +96,9 @@ func TestPipelineThatCannotBeIsRefused(t *testing.T) {
 		"has a remote tier, but":  {"--pipeline", "cache|remote"},
 		"has no remote tier":      {"--pipeline", "cache", "--remote", "127.0.0.1:1"},
 		"is not HOST:PORT":        {"--remote", "nowhere"},
+		"has a object tier, but":  {"--pipeline", "cache|object"},
+		"has no object tier":      {"--pipeline", "cache", "--object", "s3://bucket"},
+		"is not s3://":            {"--object", "nowhere"},
 		"has no log tier":         {"--pipeline", "cache", "--log-dir", t.TempDir()},
 		"known tiers":             {"--pipeline", "tape"},
 		"must be the first":       {"--pipeline", "file|cache", "--file-dir", t.TempDir()},

@@ -19,6 +19,7 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/settings"
 	"github.com/kvlane/kvlane/tier/log"
+	"github.com/kvlane/kvlane/tier/object"
 )
 
 // step is advice for errors of one kind. After an error, the command line prints the text of the
@@ -186,7 +187,10 @@ func userName(id uint32) string {
 // blocks.
 func (f *failure) noMarker() string {
 	for _, arg := range f.cmd.Flags().Args() {
-		dirs, err := foldersOf(arg)
+		if object.IsURL(arg) {
+			continue
+		}
+		dirs, err := foldersOf(f.cmd.Context(), bucketAccess{}, arg)
 		if err == nil && slices.ContainsFunc(dirs, lostMarker) {
 			return fmt.Sprintf("kvlane.json was lost; kvlane store verify --repair %s writes it again from the blocks.", shellWord(arg))
 		}

@@ -13,6 +13,7 @@ import (
 	"github.com/kvlane/kvlane/internal/present"
 	"github.com/kvlane/kvlane/tier/file"
 	"github.com/kvlane/kvlane/tier/log"
+	"github.com/kvlane/kvlane/tier/object"
 )
 
 // keeper has the operations for directories of one kind: a file tier or a log.
@@ -25,9 +26,12 @@ type keeper struct {
 	clear   func(ctx context.Context, dir string, u file.Unwanted) (file.Cleared, error)
 }
 
-// keeperOf returns the operations for a directory. For other directories it returns those of the
-// file tier, because their errors describe the missing parts.
-func keeperOf(dir string) keeper {
+// keeperOf returns the operations for a directory, or for a folder in a bucket. For other
+// directories it returns those of the file tier, because their errors describe the missing parts.
+func keeperOf(b bucketAccess, dir string) keeper {
+	if object.IsURL(dir) {
+		return b.keeper()
+	}
 	if log.Recognises(dir) {
 		return keeper{log.Inspect, log.List, log.Verify, log.Repair, log.GC, log.Clear}
 	}
@@ -35,17 +39,20 @@ func keeperOf(dir string) keeper {
 }
 
 func newStoreCommand() *cobra.Command {
-	cmd := newGroupCommand("store", "Inspect, verify and shrink the directories of a file or log tier",
+	cmd := newGroupCommand("store", "Inspect, verify and shrink the directories of a file or log tier, or a bucket",
 		`The commands below work on a directory that "kvlane replay --file-dir", "kvlane replay --log-dir" or a program with the library has
 made; its kvlane.json describes the contents. DIR may also be one that has such folders right below it, as the connectors for vLLM, SGLang and transformers
 make them: then each folder is shown. Other processes may use the directory meanwhile. But gc --max-bytes and verify --repair need the directory of a log
 for themselves.
+
+DIR may also be a bucket, s3://BUCKET/PREFIX, with the blocks of object tiers: then each of its folders is shown. Its credentials are those of the AWS SDK.
 
   kvlane store verify DIR            report damaged and foreign files
   kvlane store verify --repair DIR   move damaged blocks to DIR/quarantine, and repair the rest
   kvlane store gc --quarantine DIR   remove the files in quarantine`)
 	cmd.AddCommand(newStoreListCommand(), newStoreStatCommand(), newStoreVerifyCommand(), newStoreGCCommand())
 	for _, c := range cmd.Commands() {
+		registerSettings(c.Flags(), bucketFlags...)
 		do := c.RunE
 		// An invalid DIR is a usage error.
 		c.RunE = func(cmd *cobra.Command, args []string) error { return asUsage(do(cmd, args)) }

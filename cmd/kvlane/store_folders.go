@@ -11,6 +11,7 @@ import (
 
 	"github.com/kvlane/kvlane/tier/file"
 	"github.com/kvlane/kvlane/tier/log"
+	"github.com/kvlane/kvlane/tier/object"
 )
 
 // eachFolder calls f for every directory of blocks. several reports whether there is more than one.
@@ -66,8 +67,11 @@ const jsonOfFolders = "print one JSON object; for several folders one array of o
 const directoryRow = "directory"
 
 // foldersOf returns the directories of blocks for the argument dir. dir may be the parent of
-// several directories, one for each identity.
-func foldersOf(dir string) ([]string, error) {
+// several directories, one for each identity, or a bucket.
+func foldersOf(ctx context.Context, b bucketAccess, dir string) ([]string, error) {
+	if object.IsURL(dir) {
+		return object.Folders(ctx, b.config(dir))
+	}
 	if log.Recognises(dir) {
 		return []string{dir}, nil
 	}
@@ -79,7 +83,7 @@ type folderUse struct {
 	dir   string
 	bytes int64
 	used  time.Time
-	open  bool // a process has it open; unknown for a log
+	open  bool // a process has it open; unknown for a log and for a bucket
 }
 
 // targets are the sizes to which "kvlane store gc" reduces directories.
@@ -91,12 +95,12 @@ type targets struct {
 // targetsOf divides a total size among directories. First it reduces directories that no process
 // has open, least recently used first. Then it reduces the others by the same fraction. Directories
 // that cannot be inspected count as empty.
-func targetsOf(ctx context.Context, dirs []string, target int64) targets {
+func targetsOf(ctx context.Context, b bucketAccess, dirs []string, target int64) targets {
 	out := targets{map[string]int64{}, map[string]error{}}
 	var all []folderUse
 	var sum, kept int64
 	for _, d := range dirs {
-		u, err := useOf(ctx, d)
+		u, err := useOf(ctx, b, d)
 		if err != nil {
 			out.failed[d] = err
 			continue
@@ -123,14 +127,16 @@ func targetsOf(ctx context.Context, dirs []string, target int64) targets {
 	return out
 }
 
-func useOf(ctx context.Context, dir string) (folderUse, error) {
-	in, err := keeperOf(dir).inspect(ctx, dir)
+func useOf(ctx context.Context, b bucketAccess, dir string) (folderUse, error) {
+	in, err := keeperOf(b, dir).inspect(ctx, dir)
 	if err != nil {
 		return folderUse{}, err
 	}
 	u := folderUse{dir: dir, bytes: in.Bytes, open: true}
 	if log.Recognises(dir) {
 		u.bytes = in.SegmentBytes
+	}
+	if log.Recognises(dir) || object.IsURL(dir) {
 		return u, nil
 	}
 	u.used, u.open, err = file.LastUse(dir)

@@ -4,11 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/kvlane/kvlane/internal/present"
 	"github.com/kvlane/kvlane/tier/file"
+	"github.com/kvlane/kvlane/tier/object"
 )
 
 // dirCollected is the result of "kvlane store gc" for a directory. Parts that were not requested
@@ -42,6 +44,7 @@ type clearedFiles struct {
 func newStoreGCCommand() *cobra.Command {
 	var asJSON bool
 	var unwanted file.Unwanted
+	var age time.Duration
 	target := int64(-1)
 	cmd := &cobra.Command{
 		Use:   "gc DIR",
@@ -59,6 +62,8 @@ such as one without its kvlane.json, is passed over: the others are collected, a
 
 In a log whole segments are removed, those with the least in them that is used first, and SIZE is of segments.
 
+In a bucket whole runs of blocks are removed, those written longest ago first: a bucket has no times of reads. --max-age removes those older than a time.
+
 A sound block stays wherever it lies, while its own place has none, unless --max-bytes makes it go; but a tier that has the
 directory open keeps only the newest files in quarantine, 16 by default. Segments of another log, and folders that are not
 empty, stay. The exit code is 1 if something could not be removed.`,
@@ -68,11 +73,15 @@ empty, stay. The exit code is 1 if something could not be removed.`,
 		Args: usageArgs(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			clears := unwanted.Quarantine || unwanted.Foreign || len(unwanted.Names) > 0
-			if target < 0 && !clears {
+			if age > 0 && !object.IsURL(args[0]) {
+				return usagef("store gc: --max-age is for buckets; directories have --max-bytes SIZE")
+			}
+			if target < 0 && age == 0 && !clears {
 				return usagef("store gc: nothing selected: give --max-bytes SIZE, such as 10GiB, --quarantine, --foreign or --remove FILE; " +
 					"kvlane store verify DIR lists the files")
 			}
-			dirs, err := foldersOf(args[0])
+			bucket := accessOf(cmd)
+			dirs, err := foldersOf(cmd.Context(), bucket, args[0])
 			if err == nil && len(dirs) > 1 && len(unwanted.Names) > 0 {
 				err = usagef("%s has several folders of blocks: give the folder of FILE, such as %s", args[0], dirs[0])
 			}
@@ -81,15 +90,19 @@ empty, stay. The exit code is 1 if something could not be removed.`,
 			}
 			var to targets
 			switch {
-			case target < 0:
-			case len(dirs) == 1:
-				to.bytes = map[string]int64{dirs[0]: target}
+			case target < 0 && age == 0:
+			case target < 0 || len(dirs) == 1:
+				to.bytes = make(map[string]int64)
+				for _, d := range dirs {
+					to.bytes[d] = target
+				}
 			default:
-				to = targetsOf(cmd.Context(), dirs, target)
+				to = targetsOf(cmd.Context(), bucket, dirs, target)
 			}
+			bucket.age = age
 			return printFolders(cmd.Context(), cmd.OutOrStdout(), dirs, asJSON, func(dir string) (folderResult, error) {
 				d := dirCollected{Directory: dir}
-				err := d.collect(cmd.Context(), to, clears, unwanted)
+				err := d.collect(cmd.Context(), bucket, to, clears, unwanted)
 				if d.collectedBlocks == nil && d.clearedFiles == nil {
 					return folderResult{}, err
 				}
@@ -98,6 +111,7 @@ empty, stay. The exit code is 1 if something could not be removed.`,
 		},
 	}
 	cmd.Flags().Var(sizeValue{&target}, "max-bytes", "most bytes of blocks, or in a log of segments, to keep")
+	cmd.Flags().DurationVar(&age, "max-age", 0, "in a bucket, remove runs of blocks that were last written longer ago, as 72h")
 	cmd.Flags().BoolVar(&unwanted.Quarantine, "quarantine", false, "remove the files in quarantine")
 	cmd.Flags().BoolVar(&unwanted.Foreign, "foreign", false, "remove the files that kvlane did not create")
 	cmd.Flags().StringArrayVar(&unwanted.Names, "remove", nil, "remove this quarantined or foreign file, named as by verify or relative to DIR; repeatable")
@@ -107,10 +121,10 @@ empty, stay. The exit code is 1 if something could not be removed.`,
 
 // collect removes the requested files and blocks and stores the result in d. The error describes
 // the remaining files and blocks.
-func (d *dirCollected) collect(ctx context.Context, to targets, clears bool, unwanted file.Unwanted) error {
+func (d *dirCollected) collect(ctx context.Context, b bucketAccess, to targets, clears bool, unwanted file.Unwanted) error {
 	var left error
 	if clears {
-		c, err := keeperOf(d.Directory).clear(ctx, d.Directory, unwanted)
+		c, err := keeperOf(b, d.Directory).clear(ctx, d.Directory, unwanted)
 		if err == nil || len(c.Removed) > 0 {
 			d.clearedFiles = &clearedFiles{Files: append([]string{}, c.Removed...), FileBytes: c.Bytes, FilesLeft: findings(c.Left), Unasked: c.Unasked}
 		}
@@ -125,7 +139,7 @@ func (d *dirCollected) collect(ctx context.Context, to targets, clears bool, unw
 		return errors.Join(left, fmt.Errorf("skip %s: %w", d.Directory, err))
 	}
 	if target, ok := to.bytes[d.Directory]; ok {
-		c, err := keeperOf(d.Directory).gc(ctx, d.Directory, target)
+		c, err := keeperOf(b, d.Directory).gc(ctx, d.Directory, target)
 		if err != nil {
 			return errors.Join(left, err)
 		}

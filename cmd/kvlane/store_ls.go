@@ -26,7 +26,8 @@ in a log, its segment was written. --json has bytes and times as they are, and t
 		Args: usageArgs(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			w := cmd.OutOrStdout()
-			dirs, err := foldersOf(args[0])
+			bucket := accessOf(cmd)
+			dirs, err := foldersOf(cmd.Context(), bucket, args[0])
 			if err != nil {
 				return err
 			}
@@ -37,7 +38,7 @@ in a log, its segment was written. --json has bytes and times as they are, and t
 					}
 					fmt.Fprintf(w, "%s:\n", present.Name(dir))
 				}
-				return listBlocks(cmd.Context(), w, dir, asJSON, several)
+				return listBlocks(cmd.Context(), w, bucket, dir, asJSON, several)
 			})
 		},
 	}
@@ -46,12 +47,12 @@ in a log, its segment was written. --json has bytes and times as they are, and t
 }
 
 // listBlocks prints blocks as they are found, because a directory may have millions.
-func listBlocks(ctx context.Context, w io.Writer, dir string, asJSON, named bool) error {
+func listBlocks(ctx context.Context, w io.Writer, b bucketAccess, dir string, asJSON, named bool) error {
 	const row = "%-*s %9s %4s\n" // fits in 80 columns
 	const keyWidth = 2 * len(block.Key{})
 	enc := json.NewEncoder(w)
 	now, printedHeader := time.Now(), false
-	err := keeperOf(dir).list(ctx, dir, func(e file.Entry) error {
+	err := keeperOf(b, dir).list(ctx, dir, func(e file.Entry) error {
 		if asJSON {
 			folder := ""
 			if named {

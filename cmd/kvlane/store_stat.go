@@ -53,12 +53,13 @@ func newStoreStatCommand() *cobra.Command {
   kvlane store stat /var/cache/kvlane --json`,
 		Args: usageArgs(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			dirs, err := foldersOf(args[0])
+			bucket := accessOf(cmd)
+			dirs, err := foldersOf(cmd.Context(), bucket, args[0])
 			if err != nil {
 				return err
 			}
 			return printFolders(cmd.Context(), cmd.OutOrStdout(), dirs, asJSON, func(dir string) (folderResult, error) {
-				in, err := keeperOf(dir).inspect(cmd.Context(), dir)
+				in, err := keeperOf(bucket, dir).inspect(cmd.Context(), dir)
 				if err != nil {
 					return folderResult{}, err
 				}

@@ -74,12 +74,13 @@ the new place of each file, and counts the blocks after the repair. Foreign file
   kvlane store verify --repair /var/cache/kvlane`,
 		Args: usageArgs(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			dirs, err := foldersOf(args[0])
+			bucket := accessOf(cmd)
+			dirs, err := foldersOf(cmd.Context(), bucket, args[0])
 			if err != nil {
 				return err
 			}
 			return printFolders(cmd.Context(), cmd.OutOrStdout(), dirs, asJSON, func(dir string) (folderResult, error) {
-				v, err := verdict(cmd.Context(), dir, repair)
+				v, err := verdict(cmd.Context(), bucket, dir, repair)
 				if err != nil {
 					return folderResult{}, err
 				}
@@ -96,9 +97,9 @@ the new place of each file, and counts the blocks after the repair. Foreign file
 }
 
 // verdict verifies a directory. It repairs it if repair is true.
-func verdict(ctx context.Context, dir string, repair bool) (*dirVerdict, error) {
+func verdict(ctx context.Context, b bucketAccess, dir string, repair bool) (*dirVerdict, error) {
 	if !repair {
-		r, err := keeperOf(dir).verify(ctx, dir, nil)
+		r, err := keeperOf(b, dir).verify(ctx, dir, nil)
 		if err != nil {
 			return nil, err
 		}
@@ -106,7 +107,7 @@ func verdict(ctx context.Context, dir string, repair bool) (*dirVerdict, error) 
 		v.Next = v.next()
 		return v, nil
 	}
-	r, err := keeperOf(dir).repair(ctx, dir)
+	r, err := keeperOf(b, dir).repair(ctx, dir)
 	if err != nil {
 		return nil, err
 	}
@@ -305,7 +306,7 @@ func (v *dirVerdict) rows() [][2]string {
 
 // verifyDir returns the number of valid blocks in the directory and the number of findings.
 func verifyDir(ctx context.Context, dir string) (sound, findings int64, err error) {
-	r, err := keeperOf(dir).verify(ctx, dir, nil)
+	r, err := keeperOf(bucketAccess{}, dir).verify(ctx, dir, nil)
 	sound = r.Blocks
 	for _, f := range r.Findings {
 		if f.Problem == file.Damaged {

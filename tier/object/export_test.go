@@ -11,6 +11,7 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/s3/types"
 
 	"github.com/kvlane/kvlane/block"
+	"github.com/kvlane/kvlane/tier"
 )
 
 // errFound ends a walk.
@@ -67,4 +68,15 @@ func Damage(ctx context.Context, c Config, key block.Key) error {
 		image[f.Layout.ShardOff(1)+3] ^= 4
 		return image
 	})
+}
+
+// Names returns the names of the objects of keys.
+func Names(c Config, anchors *tier.Anchors, keys []block.Key) (names []string) {
+	_, prefix, _ := ParseURL(c.URL)
+	t := Tier{c: c, folder: prefix + folderName(c.Formats) + "/"}
+	t.anchors.Store(anchors)
+	for _, key := range keys {
+		names = append(names, t.place(key).name)
+	}
+	return names
 }

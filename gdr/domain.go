@@ -14,6 +14,8 @@ type Domain struct {
 	NIC     *registry.Registry
 	Connect rdma.ConnectOptions // port, address and MTU of connections
 	Reason  string              // that of Choice
+	// Flush makes writes of the NIC visible to the device. Nil: they are visible, or it has no device.
+	Flush func(device int) error
 
 	set *registry.Set
 }
@@ -24,7 +26,7 @@ func (n *NICs) OpenDomain() (_ *Domain, err error) {
 	if len(n.chosen) == 0 {
 		return nil, fmt.Errorf("open a domain without a NIC: %w", errdefs.ErrInvalid)
 	}
-	d := &Domain{Reason: n.chosen[0].Reason, set: n.source.NewSet(n.how)}
+	d := &Domain{Reason: n.chosen[0].Reason, Flush: n.flush, set: n.source.NewSet(n.how)}
 	if d.NIC, err = d.set.NIC(n.chosen[0].Name); err != nil {
 		return nil, err
 	}

@@ -16,6 +16,8 @@ type Options struct {
 	Depths   []int         // requests in progress; default 1 and 64
 	Rounds   int           // default 5
 	Duration time.Duration // duration of a subject in each round; default 500 ms
+	// Fabric has the NICs and the device for the subjects RDMA and Device. Nil: they are left out.
+	Fabric *Fabric
 	// Progress is called before each measurement and after the last one. Optional.
 	Progress func(done, total int, what string)
 }

@@ -27,6 +27,7 @@ type Report struct {
 	// load of the machine in the minute before the run
 	Load        string  `json:"load,omitempty"`
 	Command     string  `json:"command,omitempty"` // the caller sets it
+	Fabric      string  `json:"fabric,omitempty"`  // device and NIC of RDMA; the caller sets it
 	Rounds      int     `json:"rounds"`
 	RoundMillis int64   `json:"round_ms"` // duration of one subject in a round
 	Points      []Point `json:"points"`
@@ -60,6 +61,9 @@ func (r *Report) WriteText(w io.Writer) error {
 	t := &present.Table{Prose: true}
 	t.Row("machine", fmt.Sprintf("%d CPUs, %s, load %s before the run", r.CPUs, r.GoVersion, r.Load))
 	t.Row("setup", fmt.Sprintf("client and server in this process, loopback; medians of %d interleaved rounds of %d ms", r.Rounds, r.RoundMillis))
+	if r.Fabric != "" {
+		t.Row("RDMA", r.Fabric)
+	}
 	t.Row("date", r.Date.Format("2006-01-02 15:04 MST"))
 	if r.Command != "" {
 		t.Row("command", present.Name(r.Command))
@@ -79,6 +83,10 @@ func (r *Report) WriteText(w io.Writer) error {
 	p.Define(Sockets, "bare sockets that pipeline the same frames")
 	p.Define(TCP, "a client of a block server, one piece a call")
 	p.Define(Batch, "the same, one call at a time for as many pieces as the depth")
+	if r.Fabric != "" {
+		p.Define(RDMA, "a client that reads by RDMA to pinned memory, one piece a call")
+		p.Define(Device, "the same to device memory, and a copy back for the sum")
+	}
 	p.Define("CPU, allocs", "time and objects of both sides for a retrieve")
 	return p.Write(w)
 }

@@ -50,7 +50,7 @@ func (b *run) progress(what string) {
 
 // point measures all subjects with one piece length and depth.
 func (b *run) point(ctx context.Context, size int64, depth int) (err error) {
-	r, err := open(ctx, size, depth)
+	r, err := open(ctx, size, depth, b.o.Fabric)
 	if err != nil {
 		return err
 	}
@@ -59,8 +59,8 @@ func (b *run) point(ctx context.Context, size int64, depth int) (err error) {
 		b.progress(fmt.Sprintf("%s at depth %d", bench.BytesText(size), depth))
 		b.done++
 	}, func(s rounds.Subject) error {
-		if s.Name() == TCP || s.Name() == Batch {
-			return r.check()
+		if c, ok := s.(interface{ check() error }); ok {
+			return c.check()
 		}
 		return nil
 	})

@@ -12,8 +12,12 @@ import (
 	"github.com/zeebo/xxh3"
 
 	"github.com/kvlane/kvlane/bench/rounds"
+	"github.com/kvlane/kvlane/device/sim"
 	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/gdr"
 	"github.com/kvlane/kvlane/internal/testkit"
+	"github.com/kvlane/kvlane/mem"
+	streamcopy "github.com/kvlane/kvlane/stream/copy"
 )
 
 func TestMain(m *testing.M) { testkit.Main(m) }
@@ -92,7 +96,7 @@ func TestWrongBytesFail(t *testing.T) {
 	if err := check(result); !errors.Is(err, errdefs.ErrCorrupt) {
 		t.Errorf("%v, want ErrCorrupt", err)
 	}
-	r, err := open(t.Context(), 4096, 2)
+	r, err := open(t.Context(), 4096, 2, nil)
 	must(t, err)
 	defer func() { must(t, r.close(t.Context())) }()
 	must(t, r.subjects[2].Run(time.Millisecond, new(rounds.Times)))
@@ -100,5 +104,67 @@ func TestWrongBytesFail(t *testing.T) {
 	r.slots[1].Bytes()[7] ^= 1
 	if err := r.check(); !errors.Is(err, errdefs.ErrCorrupt) {
 		t.Errorf("%v, want ErrCorrupt", err)
+	}
+}
+
+// fabric has a software NIC and the simulated device.
+func fabric(t *testing.T) *Fabric {
+	t.Helper()
+	dev, err := sim.Open(sim.Options{})
+	must(t, err)
+	t.Cleanup(func() { must(t, dev.Close()) })
+	n, err := gdr.Open(dev, gdr.Config{Provider: gdr.Soft}, nil)
+	must(t, err)
+	t.Cleanup(func() { must(t, n.Close(context.Background())) })
+	f := &Fabric{Device: dev}
+	for _, nic := range []*NIC{&f.Client, &f.Server} {
+		d, err := n.OpenDomain()
+		must(t, err)
+		t.Cleanup(func() { must(t, d.Close()) })
+		*nic = NIC{Registry: d.NIC, Connect: d.Connect}
+	}
+	f.Copies, err = streamcopy.Open(dev, streamcopy.Options{})
+	must(t, err)
+	t.Cleanup(func() { must(t, f.Copies.Close(context.Background())) })
+	return f
+}
+
+// With a fabric, retrieves by RDMA to pinned and to device memory are measured and compared.
+func TestRunMeasuresRDMA(t *testing.T) {
+	f := fabric(t)
+	r, err := Run(t.Context(), Options{Sizes: []int64{4096, 100_000}, Depths: []int{1, 8}, Rounds: 1, Duration: time.Millisecond, Fabric: f})
+	must(t, err)
+	count := make(map[string]int)
+	for _, p := range r.Points {
+		count[p.Subject]++
+	}
+	if count[RDMA] != 4 || count[Device] != 2 || count[TCP] != 4 {
+		t.Errorf("points by subject %v", count)
+	}
+}
+
+// Wrong bytes in device memory, and pieces that passed over the socket, fail the run.
+func TestWrongBytesByRDMAFail(t *testing.T) {
+	f := fabric(t)
+	r, err := open(t.Context(), 100_000, 2, f)
+	must(t, err)
+	defer func() { must(t, r.close(t.Context())) }()
+	for _, s := range r.subjects[len(r.subjects)-2:] {
+		s := s.(*remoteSubject)
+		must(t, s.Run(time.Millisecond, new(rounds.Times)))
+		must(t, s.check())
+		from := mem.Extent{Region: r.remote.staging, Len: 64}
+		k, err := f.Copies.Submit(t.Context(), &mem.Batch{Dst: []mem.Extent{{Region: s.pieces[1].Mem.Region, Off: s.pieces[1].Mem.Off + 9, Len: 64}}, Src: []mem.Extent{from}})
+		must(t, err)
+		must(t, k.Wait(t.Context()))
+		if err := s.check(); !errors.Is(err, errdefs.ErrCorrupt) {
+			t.Errorf("%s: %v, want ErrCorrupt", s.name, err)
+		}
+	}
+	s := r.subjects[len(r.subjects)-2].(*remoteSubject)
+	s.pieces[0].Mem = r.slots[0] // not registered
+	must(t, s.Run(time.Millisecond, new(rounds.Times)))
+	if err := s.check(); !errors.Is(err, errdefs.ErrNotSupported) {
+		t.Errorf("%v, want ErrNotSupported", err)
 	}
 }

@@ -1,7 +1,6 @@
 package blocks
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -29,6 +28,8 @@ const (
 	Sockets = sockets.Name // plain sockets that pipeline the same frames
 	TCP     = "tcp"        // client of a block server, one piece per call
 	Batch   = "batch"      // client of a block server, depth pieces per call
+	RDMA    = "rdma"       // client of a block server that writes to pinned memory, one piece per call
+	Device  = "device"     // the same with device memory
 )
 
 // spareBytes is memory of the server for its size classes, in addition to twice the length of the
@@ -46,11 +47,12 @@ type rig struct {
 	sockets  *sockets.Sockets
 	memory   []byte
 	slots    []mem.Extent // one piece each
+	remote   *remote      // nil: without RDMA
 	subjects []rounds.Subject
 }
 
-// open allocates memory, starts the server and connects the clients.
-func open(ctx context.Context, bytes int64, depth int) (_ *rig, err error) {
+// open allocates memory, starts the server and connects the clients. f is nil without RDMA.
+func open(ctx context.Context, bytes int64, depth int, f *Fabric) (_ *rig, err error) {
 	r := &rig{depth: depth}
 	defer func() {
 		if err != nil {
@@ -86,6 +88,17 @@ func open(ctx context.Context, bytes int64, depth int) (_ *rig, err error) {
 	if depth > 1 {
 		r.subjects = append(r.subjects, &batch{r})
 	}
+	if f == nil {
+		return r, nil
+	}
+	if r.remote, err = openRemote(ctx, r, f); err != nil {
+		return nil, err
+	}
+	more, err := r.remote.subjects()
+	if err != nil {
+		return nil, err
+	}
+	r.subjects = append(r.subjects, more...)
 	return r, nil
 }
 
@@ -215,23 +228,16 @@ func (b *batch) Run(d time.Duration, t *rounds.Times) error {
 
 // check compares the slots with the server's block after a run over TCP.
 func (r *rig) check() error {
-	b, err := r.space.Get(key(0))
-	if err != nil {
-		return err
-	}
-	defer b.Release()
-	for i := range r.slots {
-		if !bytes.Equal(r.slots[i].Bytes(), b.Bytes()[r.format.Layout.ShardOff(0):][:r.slots[i].Len]) {
-			return fmt.Errorf("retrieved piece %d has other bytes: %w", i, errdefs.ErrCorrupt)
-		}
-	}
-	return nil
+	return r.same(func(i int) ([]byte, error) { return r.slots[i].Bytes(), nil })
 }
 
 // close releases everything that open has created.
 func (r *rig) close(ctx context.Context) error {
 	ctx = context.WithoutCancel(ctx)
 	var errs []error
+	if r.remote != nil {
+		errs = append(errs, r.remote.close(ctx))
+	}
 	if r.sockets != nil {
 		errs = append(errs, r.sockets.Close())
 	}

@@ -1,20 +1,29 @@
 package main
 
 import (
+	"context"
 	"errors"
+	"fmt"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/kvlane/kvlane/bench/blocks"
+	"github.com/kvlane/kvlane/device/sim"
+	"github.com/kvlane/kvlane/gdr"
+	"github.com/kvlane/kvlane/internal/unwind"
+	streamcopy "github.com/kvlane/kvlane/stream/copy"
 )
 
 // benchBlockio are the flags of a benchmark of block servers.
 type benchBlockio struct {
-	run   blocks.Options
-	sizes []string
-	json  bool
-	out   string
+	run    blocks.Options
+	remote bool
+	device string
+	rdma   rdmaFlags
+	sizes  []string
+	json   bool
+	out    string
 }
 
 func newBenchBlockioCommand() *cobra.Command {
@@ -30,10 +39,16 @@ use the loopback interface. The subjects are measured in interleaved rounds, by 
   tcp      a client of the block server, one piece a call, by as many goroutines as the depth
   batch    the same client, one call at a time for as many pieces as the depth
 
+With --rdma there are two more, for a client whose memory the server writes by RDMA, one piece a call:
+
+  rdma     to pinned host memory
+  device   to device memory, for pieces of at least 64KiB; a copy in pinned memory is summed
+
 Every piece is summed where it arrives; wrong bytes fail the run. CPU time and allocations are those of both sides. Ctrl-C ends a run early and
 prints the results so far.`,
 		Example: `  kvlane bench blockio
-  kvlane bench blockio --sizes 4KiB,2MiB --depth 64 --duration 2s --json`,
+  kvlane bench blockio --sizes 4KiB,2MiB --depth 64 --duration 2s --json
+  kvlane bench blockio --rdma --rdma-provider soft --device sim`,
 		Args: usageArgs(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error { return f.measure(cmd) },
 	}
@@ -42,12 +57,15 @@ prints the results so far.`,
 	fl.IntSliceVar(&f.run.Depths, "depth", nil, "requests in progress, comma-separated (default 1,64)")
 	fl.IntVar(&f.run.Rounds, "rounds", 5, "interleaved rounds")
 	fl.DurationVar(&f.run.Duration, "duration", 500*time.Millisecond, "measuring time of a subject in each round")
+	fl.BoolVar(&f.remote, "rdma", false, "measure clients that use RDMA too")
+	registerDevice(fl, &f.device)
+	f.rdma.registerNICs(fl)
 	fl.BoolVar(&f.json, "json", false, "print one JSON object")
 	fl.StringVar(&f.out, "out", "", "also write the JSON object to this file")
 	return cmd
 }
 
-func (f *benchBlockio) measure(cmd *cobra.Command) error {
+func (f *benchBlockio) measure(cmd *cobra.Command) (err error) {
 	sizes, err := parseSizes("sizes", f.sizes)
 	f.run.Sizes = sizes
 	f.run.SetDefaults()
@@ -57,12 +75,64 @@ func (f *benchBlockio) measure(cmd *cobra.Command) error {
 	if err := checkOutput(f.out); err != nil {
 		return err
 	}
+	what, done, err := f.openFabric()
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, done(context.WithoutCancel(cmd.Context()))) }()
 	progress, finish := drawProgress(cmd)
 	f.run.Progress = progress
 	r, err := blocks.Run(cmd.Context(), f.run)
 	finish()
 	return printMeasured(cmd.Context(), r, err, func() error {
-		r.Command = commandLine()
+		r.Command, r.Fabric = commandLine(), what
 		return outputReport(cmd, r, f.json, f.out)
 	})
+}
+
+// openFabric opens the device and the NIC of the subjects that use RDMA, and returns a text that
+// describes them. Without --rdma there are none. done closes them.
+func (f *benchBlockio) openFabric() (what string, done func(context.Context) error, err error) {
+	closers := unwind.New()
+	if f.remote {
+		if what, err = f.tryFabric(&closers); err != nil {
+			return "", nil, errors.Join(err, closers.Undo(context.Background(), closeTimeout))
+		}
+	}
+	return what, func(ctx context.Context) error { return closeWithin(ctx, closers.Close) }, nil
+}
+
+func (f *benchBlockio) tryFabric(closers *unwind.Stack) (string, error) {
+	c, err := f.rdma.config()
+	if err != nil {
+		return "", err
+	}
+	dev, err := openDevice(f.device, 0, sim.Options{HostAddresses: !f.rdma.soft()}) // hardware NICs need them
+	if err != nil {
+		return "", err
+	}
+	closers.AddPlain("device", dev.Close)
+	n, err := gdr.Open(dev, c, nil)
+	if err != nil {
+		return "", asUsage(fmt.Errorf("open NIC: %w", err))
+	}
+	closers.Add("NICs", n.Close)
+	var domains [2]*gdr.Domain
+	for i := range domains {
+		if domains[i], err = n.OpenDomain(); err != nil {
+			return "", err
+		}
+		closers.AddPlain("NIC", domains[i].Close)
+	}
+	copies, err := streamcopy.Open(dev, streamcopy.Options{})
+	if err != nil {
+		return "", err
+	}
+	closers.Add("stream", copies.Close)
+	client, server := domains[0], domains[1]
+	f.run.Fabric = &blocks.Fabric{
+		Device: dev, Copies: copies, Flush: client.Flush,
+		Client: blocks.NIC{Registry: client.NIC, Connect: client.Connect}, Server: blocks.NIC{Registry: server.NIC, Connect: server.Connect},
+	}
+	return fmt.Sprintf("%s, NIC %s: %s", dev.Info().Name, client.NIC.Name(), client.Reason), nil
 }

@@ -83,6 +83,10 @@ var needs = append(settingNeeds(), []need{
 		met: settings.Given("addr"), lacks: "--addr HOST:PORT",
 	},
 	{
+		commands: []string{"bench blockio"}, flags: []string{"device", "rdma-provider", "nic", "rdma-port", "rdma-gid-index", "rdma-mtu"},
+		met: settings.Is("rdma", "true"), lacks: "--rdma",
+	},
+	{
 		commands: []string{"bench copy"}, flags: []string{"budget"},
 		met: settings.Is("reps", "0"), clashes: "--reps, which determines the duration",
 	},

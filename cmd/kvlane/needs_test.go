@@ -31,7 +31,7 @@ var alwaysEffective = map[string]string{
 	"bench store": `device device-index geometry blocks requests work forms hits file-dir pipeline bytes cache-bytes large quick budget seed path verify
 		beside-matmul json out compare`,
 	"bench file":        "dir bytes at-once sizes work order from device transfers budget seed json out",
-	"bench blockio":     "sizes depth rounds duration json out",
+	"bench blockio":     "sizes depth rounds duration rdma json out",
 	"bench transfer":    "mode protocol metadata buffer-size use-vram",
 	"transfer serve":    "protocol metadata name listen buffer-size use-vram",
 	"transfer metadata": "listen",
@@ -79,6 +79,7 @@ var clash = map[string][]string{
 var meets = map[string][]string{
 	"--file-dir DIR":                             {"--file-dir", "d"},
 	"--log-dir DIR":                              {"--log-dir", "d"},
+	"--rdma":                                     {"--rdma"},
 	"--addr HOST:PORT":                           {"--addr", "127.0.0.1:1"},
 	"--remote":                                   {"--remote", "127.0.0.1:1"},
 	"--object":                                   {"--object", "s3://bucket"},

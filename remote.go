@@ -15,8 +15,8 @@ import (
 	"github.com/kvlane/kvlane/rdma/registry"
 )
 
-// openRemoteNIC opens a NIC for block servers and registers the cache's memory with it. It returns a
-// text that describes the NIC.
+// openRemoteNIC opens a NIC for block servers and registers the cache's memory with it. It returns
+// a text that describes the NIC.
 func (e *Engine) openRemoteNIC(ctx context.Context) (*blockio.RDMAOptions, string, error) {
 	closers := unwind.New()
 	o, what, err := e.tryRemoteNIC(autonic.Provider(ctx), &closers)

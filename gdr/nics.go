@@ -52,8 +52,8 @@ func Open(dev device.Device, c Config, openCopy func() (stream.Stream, error)) (
 }
 
 // OpenHost opens the NICs that c selects for a device, for host memory only. They are NICs of p,
-// which the caller closes later. If p is nil, c selects the provider, and software NICs copy with the
-// CPU. Errors are those of Open.
+// which the caller closes later. If p is nil, c selects the provider, and software NICs copy with
+// the CPU. Errors are those of Open.
 func OpenHost(place device.Info, c Config, p rdma.Provider) (*NICs, error) {
 	return openFor(p, &place, nil, c, nil, false)
 }
@@ -68,8 +68,8 @@ func open(dev device.Device, c Config, openCopy func() (stream.Stream, error), e
 	return openFor(nil, &place, dev, c, openCopy, exports)
 }
 
-// openFor opens the NICs for a device at place. dev is nil for host memory only, and provider is nil
-// unless the caller has it.
+// openFor opens the NICs for a device at place. dev is nil for host memory only, and provider is
+// nil unless the caller has it.
 func openFor(provider rdma.Provider, place *device.Info, dev device.Device, c Config, openCopy func() (stream.Stream, error), exports bool) (_ *NICs, err error) {
 	if err := c.Validate(); err != nil {
 		return nil, err

@@ -7,7 +7,7 @@
 // pipeline frames of the same length (sockets). All of them copy the same number of blocks to the
 // same number of slots and compute the checksum of every piece.
 //
-// With a Fabric a second client of the same blocks uses RDMA: to pinned memory (rdma), and to device
-// memory (device) for pieces of at least blockio.MinDeviceBytes. The sum of a piece in device memory
-// is that of a copy in pinned memory.
+// With a Fabric a second client of the same blocks uses RDMA: to pinned memory (rdma), and to
+// device memory (device) for pieces of at least blockio.MinDeviceBytes. The sum of a piece in
+// device memory is that of a copy in pinned memory.
 package blocks

@@ -23,7 +23,7 @@ import (
 	"github.com/kvlane/kvlane/stream"
 )
 
-// Fabric has the NICs and the device of the subjects RDMA and Device. Its objects must not be closed
+// Fabric has the NICs and the device of the subjects RDMA and Device. Its objects must stay open
 // during Run.
 type Fabric struct {
 	Device device.Device

@@ -16,6 +16,7 @@ import (
 	"github.com/kvlane/kvlane/blockio/blockiotest"
 	"github.com/kvlane/kvlane/blockio/gateway"
 	"github.com/kvlane/kvlane/device"
+	"github.com/kvlane/kvlane/device/cuda/cudatest"
 	"github.com/kvlane/kvlane/device/sim"
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/testkit"
@@ -28,18 +29,15 @@ import (
 	"github.com/kvlane/kvlane/stream/softnic"
 )
 
-// gpu is a fabric whose NIC reaches the memory of the simulated device, and copies to read it.
+// gpu is a fabric whose NIC reaches the memory of the device, and copies to read it.
 type gpu struct {
 	*fabric
 	copies  stream.Stream
 	staging *mem.Region
 }
 
-func newGPU(t *testing.T, bytes int64) *gpu {
+func newGPU(t *testing.T, dev device.Device, bytes int64) *gpu {
 	t.Helper()
-	dev, err := sim.Open(sim.Options{})
-	must(t, err)
-	t.Cleanup(func() { must(t, dev.Close()) })
 	m := softnic.NewMover(func() (stream.Stream, error) { return streamcopy.Open(dev, streamcopy.Options{}) })
 	t.Cleanup(func() { must(t, m.Close(context.Background())) })
 	p, err := soft.New(soft.Options{Mover: m})
@@ -66,15 +64,28 @@ func (g *gpu) copy(dst, src mem.Extent) error {
 // Pieces in device memory are stored and retrieved, flushed, and summed on the device. Damaged ones
 // are detected.
 func TestPiecesInDeviceMemory(t *testing.T) {
-	const n = 2 * blockio.MinDeviceBytes
-	f := newGPU(t, n)
+	dev, err := sim.Open(sim.Options{})
+	must(t, err)
+	t.Cleanup(func() { must(t, dev.Close()) })
+	piecesInDeviceMemory(t, dev, dev.FlushRemoteWrites)
+}
+
+// The software NIC copies with streams of the GPU, whose writes need no flush.
+func TestCUDAPiecesInDeviceMemory(t *testing.T) {
+	piecesInDeviceMemory(t, cudatest.Open(t), func() error { return nil })
+}
+
+func piecesInDeviceMemory(t *testing.T, dev device.Device, flush func() error) {
+	t.Helper()
+	const n = 32 * blockio.MinDeviceBytes
+	f := newGPU(t, dev, n)
 	s := blockiotest.NewServer(blockio.DefaultLimits())
 	g := f.gateway(t, gateway.Options{})
 	var flushes atomic.Int64
 	r := f.client(t)
 	r.Flush = func(device int) error {
 		flushes.Add(1)
-		return f.dev.FlushRemoteWrites()
+		return flush()
 	}
 	r.Sum = func(e mem.Extent) (uint64, error) {
 		staged := mem.Extent{Region: f.staging, Len: e.Len}

@@ -10,6 +10,7 @@ import (
 	"github.com/kvlane/kvlane/blockio"
 	"github.com/kvlane/kvlane/blockio/blockiotest"
 	"github.com/kvlane/kvlane/blockio/gateway"
+	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/device/sim"
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/testkit"
@@ -29,10 +30,10 @@ func must(tb testing.TB, err error) {
 	}
 }
 
-// fabric has a NIC and a simulated device. The CPU and device addresses of its host-pinned memory
-// differ.
+// fabric has a NIC and a device. The CPU and device addresses of host-pinned memory of the simulated
+// device differ.
 type fabric struct {
-	dev     *sim.Device
+	dev     device.Device
 	devices *registry.Devices
 	names   []string // the first is the clients', the last is the gateways'
 }

@@ -239,6 +239,7 @@ func (s *Server) Stats() Stats {
 	}
 }
 
+// isLoopback reports whether an address of a connection is one of this host only.
 func isLoopback(a net.Addr) bool {
 	t, ok := a.(*net.TCPAddr)
 	return ok && t.IP.IsLoopback()

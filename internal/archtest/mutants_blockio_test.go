@@ -52,7 +52,7 @@ var blockioMutants = []mutant{
 	defect("blockio/gateway", "TestHostileClientsAreRefused",
 		"blockio/gateway/session.go", "|| attached || data > 0", "|| data > 0 && !attached"),
 	defect("blockio/server", "TestRDMANeedsAnAuthenticatedConnection",
-		"blockio/server/server.go", "s.o.RDMA.Open(nc, s.o.Auth.Authenticates())", "s.o.RDMA.Open(nc, true)"),
+		"blockio/server/server.go", "s.o.Auth.Authenticates() || s.o.LoopbackRDMA &&", "s.o.Auth.Authenticates() ||"),
 	defect("blockio/server", "TestStoreAfterItsDeadline",
 		"blockio/server/requests.go", "	case time.Now().After(deadline):\n		w.Abort()\n", "	case false:\n		w.Abort()\n"),
 	defect("blockio/server", "TestDrain",

@@ -1,6 +1,8 @@
 package rpc_test
 
 import (
+	"bytes"
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -53,10 +55,25 @@ func (f flags) number(name string, otherwise int) int {
 	return otherwise
 }
 
+// method returns the method that the client calls.
+func (f flags) method() string {
+	return cmp.Or(f["service"], "example.EchoService") + "/" + cmp.Or(f["method"], "Echo")
+}
+
+func (f flags) String() string {
+	var list []string
+	for k, v := range f {
+		list = append(list, "-"+k+"="+v)
+	}
+	return strings.Join(list, " ")
+}
+
 // replay answers the requests of each connection with the captured replies, in which it replaces
 // the correlation ids. After the last reply it closes the connection, or waits until the client
-// does.
-func replay(t *testing.T, l net.Listener, c *golden.Capture) {
+// does. It calls received for each request.
+func replay(t *testing.T, l net.Listener, c *golden.Capture, received func(reply)) {
+	var group sync.WaitGroup
+	defer group.Wait()
 	late, hang := c.Name == "err-timeout-late", strings.Contains(c.Name, "timeout")
 	var mu sync.Mutex
 	conns := c.Conns()
@@ -79,13 +96,15 @@ func replay(t *testing.T, l net.Listener, c *golden.Capture) {
 			return // the test has ended
 		}
 		frames := take()
-		go func() {
+		group.Go(func() {
 			defer func() { _ = conn.Close() }() // end of the replay
 			for {
-				id, err := requestID(conn)
+				f, err := readFrame(conn)
 				if err != nil {
 					return
 				}
+				id := f.reply.meta.GetCorrelationId()
+				received(reply{f.reply.meta, f.data})
 				if len(frames) == 0 {
 					frames = take()
 				}
@@ -104,27 +123,8 @@ func replay(t *testing.T, l net.Listener, c *golden.Capture) {
 				}
 				frames = frames[frame.HeaderBytes+h.Body:]
 			}
-		}()
+		})
 	}
-}
-
-// requestID reads a request and returns its correlation id.
-func requestID(conn net.Conn) (int64, error) {
-	b := make([]byte, frame.HeaderBytes)
-	if _, err := io.ReadFull(conn, b); err != nil {
-		return 0, err
-	}
-	h, err := frame.Parse(b)
-	if err != nil {
-		return 0, err
-	}
-	body := make([]byte, h.Body)
-	if _, err := io.ReadFull(conn, body); err != nil {
-		return 0, err
-	}
-	m := new(pb.Meta)
-	err = proto.Unmarshal(body[:h.Meta], m)
-	return m.GetCorrelationId(), err
 }
 
 // withID returns a captured frame with another correlation id.
@@ -135,59 +135,66 @@ func withID(t *testing.T, b []byte, h frame.Header, id int64) []byte {
 		return nil
 	}
 	m.CorrelationId = &id
-	data := b[frame.HeaderBytes+h.Meta:]
-	out, err := proto.MarshalOptions{Deterministic: true}.MarshalAppend(make([]byte, frame.HeaderBytes), m)
+	out, err := appendFrame(nil, h.Kind, m, b[frame.HeaderBytes+h.Meta:])
 	if err != nil {
 		t.Error(err)
-		return nil
 	}
-	n := int64(len(out)) - frame.HeaderBytes
-	if err := (frame.Header{Kind: h.Kind, Meta: n, Body: n + int64(len(data))}).Put(out); err != nil {
-		t.Error(err)
-	}
-	return append(out, data...)
+	return out
 }
 
 // TestCapturedReplies calls a server that sends the captured replies. Each call must end as that of
-// the captured client did.
+// the captured client did, and the requests must be those of captures of this client.
 func TestCapturedReplies(t *testing.T) {
-	for _, c := range golden.Load(t, "testdata/golden") {
+	for _, c := range golden.Load(t, "testdata/golden", "testdata/peers/rpc-to-brpc", "testdata/peers/rpc-to-brpc-go") {
 		if c.Client == "raw bytes" || strings.HasPrefix(c.Name, "stream-") || strings.HasPrefix(c.Name, "raw-") {
 			continue
 		}
-		t.Run(c.Name, func(t *testing.T) {
+		t.Run(c.Dir+"/"+c.Name, func(t *testing.T) {
 			t.Parallel()
 			l, err := net.Listen("tcp", "127.0.0.1:0")
 			if err != nil {
 				t.Fatal(err)
 			}
+			var requests []reply
+			var mu sync.Mutex
 			ended := make(chan struct{})
 			go func() {
 				defer close(ended)
-				replay(t, l, c)
+				replay(t, l, c, func(r reply) {
+					mu.Lock()
+					defer mu.Unlock()
+					requests = append(requests, r)
+				})
 			}()
-			defer func() {
-				_ = l.Close() // ends the replay
-				<-ended
-			}()
-			f := parseFlags(c.Client)
-			o := rpc.ClientOptions{Credential: []byte(f["auth"])}
-			o.Connections = map[string]rpc.Connections{"": rpc.Single, "single": rpc.Single, "pooled": rpc.Pooled, "short": rpc.Short}[f["conn"]]
-			client, err := rpc.NewClient(l.Addr().String(), o)
-			if err != nil {
-				t.Fatal(err)
+			if c.Name == "err-logoff" { // the other calls need the timing of the capture
+				c.Outcome = "ok len=5 att=0"
+				c.Client = strings.Replace(c.Client, "-n=3", "-n=1", 1)
 			}
-			defer func() {
-				if err := client.Close(); err != nil {
-					t.Error(err)
-				}
-			}()
-			if c.Name == "err-logoff" {
-				c.Outcome = "ok len=5 att=0" // the other calls need the timing of the capture
-				f["n"] = "1"
+			got := callPeer(t, l.Addr().String(), parseFlags(c.Client))
+			if err := l.Close(); err != nil { // ends the replay
+				t.Error(err)
 			}
-			checkOutcomes(t, c, callAll(t, client, f))
+			<-ended
+			checkOutcomes(t, c, got)
+			if c.Dir != "golden" && len(c.Conns()) == 1 {
+				checkRequests(t, requests, replies(t, c.Sent(c.Conns()[0], true)), strings.Contains(c.Name, "timeout"))
+			}
 		})
+	}
+}
+
+// checkRequests compares requests with captured ones, of which some may be missing. JSON and text
+// differ in spaces from run to run.
+func checkRequests(t *testing.T, got, want []reply, some bool) {
+	t.Helper()
+	if len(got) != len(want) && !(some && len(got) > 0 && len(got) < len(want)) {
+		t.Fatalf("%d requests, not %d", len(got), len(want))
+	}
+	for i := range got {
+		g, w := got[i].plain(t), want[i].plain(t)
+		if !proto.Equal(g.meta, w.meta) || rpc.Content(g.meta.GetContentType()) == rpc.Protobuf && !bytes.Equal(g.data, w.data) {
+			t.Errorf("request %d: got\n%v %q, want\n%v %q", i, g.meta, g.data, w.meta, w.data)
+		}
 	}
 }
 
@@ -215,14 +222,24 @@ func checkOutcomes(t *testing.T, c *golden.Capture, got []string) {
 	var want []string
 	for w := range strings.SplitSeq(c.Outcome, " / ") {
 		if len(want) < len(got) {
-			want = append(want, strings.TrimSpace(strings.SplitN(w, "text=", 2)[0]))
+			want = append(want, w)
 		}
 	}
+	want, got = withoutTexts(want), withoutTexts(got)
 	slices.Sort(want)
 	slices.Sort(got)
 	if len(want) < len(got) || !slices.Equal(got, want) {
 		t.Errorf("outcomes %q, not %q", got, want)
 	}
+}
+
+// withoutTexts removes the texts of errors from outcomes.
+func withoutTexts(list []string) (out []string) {
+	for _, s := range list {
+		before, _, _ := strings.Cut(s, " text=")
+		out = append(out, strings.TrimSpace(before))
+	}
+	return out
 }
 
 // call makes one call with the options of a captured client, and formats its outcome like the
@@ -234,6 +251,11 @@ func call(t *testing.T, c *rpc.Client, f flags) string {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, time.Duration(ms)*time.Millisecond)
 		defer cancel()
+	}
+	if ms := f.number("cancel", 0); ms > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithCancel(ctx)
+		defer time.AfterFunc(time.Duration(ms)*time.Millisecond, cancel).Stop()
 	}
 	var got chain.Chain
 	defer got.Release()
@@ -253,12 +275,15 @@ func call(t *testing.T, c *rpc.Client, f flags) string {
 	} else if _, ok := f["crc"]; ok {
 		options = append(options, rpc.WithChecksum(rpc.CRC32C))
 	}
-	out := new(echo.EchoResponse)
-	err := c.Call(ctx, "example.EchoService/Echo", &echo.EchoRequest{Message: proto.String(f["msg"])}, out, options...)
-	if err != nil {
-		return fmt.Sprintf("failed code=%d", rpc.CodeOf(err))
+	if _, ok := f["deliver"]; ok {
+		options = append(options, rpc.SendTimeout())
 	}
-	if out.GetMessage() != f["msg"] {
+	out := new(echo.EchoResponse)
+	err := c.Call(ctx, f.method(), &echo.EchoRequest{Message: proto.String(f["msg"])}, out, options...)
+	if err != nil {
+		return fmt.Sprintf("failed code=%d text=%v", rpc.CodeOf(err), err)
+	}
+	if out.GetMessage() != f["msg"] || strings.HasPrefix(f["msg"], "fields") && fields["answer"] != "42" {
 		t.Errorf("%q, not %q", out.GetMessage(), f["msg"])
 	}
 	if b, err := got.Bytes(); err != nil || string(b) != f["att"] {

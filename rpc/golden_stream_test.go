@@ -122,11 +122,11 @@ func next(t *testing.T, r io.Reader) anyFrame {
 // TestCapturedStreams plays the client of each captured stream. The server must send the captured
 // frames, except for FEEDBACK.
 func TestCapturedStreams(t *testing.T) {
-	for _, c := range golden.Load(t, "testdata/golden") {
+	for _, c := range golden.Load(t, "testdata/golden", "testdata/peers/rpc-to-brpc", "testdata/peers/brpc-to-rpc") {
 		if !streamCaptures.MatchString(c.Name) || len(c.Directions) < 2 || c.Directions[0].Cut || c.Directions[1].Cut {
 			continue
 		}
-		t.Run(c.Name, func(t *testing.T) {
+		t.Run(c.Dir+"/"+c.Name, func(t *testing.T) {
 			t.Parallel()
 			_, addr := startServer(t, capturedOptions(c))
 			conn := dial(t, addr)
@@ -225,11 +225,12 @@ func playServer(t *testing.T, l net.Listener, c *golden.Capture) {
 		return // the test has ended
 	}
 	defer func() { _ = conn.Close() }() // the test has ended
-	id, err := requestID(conn)
+	request, err := readFrame(conn)
 	if err != nil {
 		t.Error(err)
 		return
 	}
+	id := request.reply.meta.GetCorrelationId()
 	for b := c.Sent("conn0", false); len(b) > 0; {
 		h, err := frame.Parse(b)
 		if err != nil {
@@ -254,16 +255,12 @@ func playServer(t *testing.T, l net.Listener, c *golden.Capture) {
 		} else if m.GetFrameType() != 3 {
 			continue
 		}
-		head, err := proto.MarshalOptions{Deterministic: true}.MarshalAppend(make([]byte, frame.HeaderBytes), m)
+		out, err := appendFrame(nil, frame.Stream, m, data)
 		if err != nil {
 			t.Error(err)
 			return
 		}
-		n := int64(len(head)) - frame.HeaderBytes
-		if err := (frame.Header{Kind: frame.Stream, Meta: n, Body: n + int64(len(data))}).Put(head); err != nil {
-			t.Error(err)
-		}
-		if _, err := conn.Write(append(head, data...)); err != nil {
+		if _, err := conn.Write(out); err != nil {
 			return
 		}
 	}

@@ -154,7 +154,7 @@ var address = regexp.MustCompile(`^\[127\.0\.0\.1:\d+\]`)
 // plain removes the server's address from the error text and decompresses the data.
 func (r reply) plain(t *testing.T) reply {
 	t.Helper()
-	if e := r.meta.GetResponse(); e.ErrorText != nil {
+	if e := r.meta.GetResponse(); e.GetErrorText() != "" {
 		e.ErrorText = proto.String(address.ReplaceAllString(e.GetErrorText(), ""))
 	}
 	if c := r.meta.GetCompressType(); c != 0 {
@@ -198,11 +198,11 @@ var decidedOtherwise = map[string]rpc.Code{
 // TestCapturedRequests sends each captured request. The replies must equal those of the captured
 // server in every field of the meta and in the data.
 func TestCapturedRequests(t *testing.T) {
-	for _, c := range golden.Load(t, "testdata/golden") {
+	for _, c := range golden.Load(t, "testdata/golden", "testdata/peers/rpc-to-brpc", "testdata/peers/brpc-to-rpc", "testdata/peers/brpc-go-to-rpc") {
 		if scenarios.MatchString(c.Name) {
 			continue
 		}
-		t.Run(c.Name, func(t *testing.T) {
+		t.Run(c.Dir+"/"+c.Name, func(t *testing.T) {
 			t.Parallel()
 			_, addr := startServer(t, capturedOptions(c))
 			for _, conn := range c.Conns() {

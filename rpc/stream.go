@@ -31,7 +31,7 @@ const feedbackBytes = 64 << 10
 // StreamOptions are the options of one side of a stream.
 type StreamOptions struct {
 	// MaxBuffered limits the sent bytes that the peer has not consumed; Send waits until there are
-	// fewer. One message may exceed it. Default: DefaultMaxBuffered.
+	// fewer. The last message may exceed it. Default: DefaultMaxBuffered.
 	MaxBuffered int64
 	// SendOnly reports to the peer that this side does not receive.
 	SendOnly bool
@@ -51,8 +51,8 @@ type streamState uint8
 const (
 	streamOpening streamState = iota // the response of the call is not sent, or not received
 	streamOpen
-	streamClosing // this side has sent CLOSE
-	streamEnded   // the peer has closed the stream, or it failed
+	streamClosing // Close was called; the CLOSE is not sent yet
+	streamEnded   // one side has closed the stream, or it failed
 )
 
 // Stream is a sequence of messages in each direction on the connection of a call. A client opens it
@@ -68,7 +68,7 @@ type Stream struct {
 	mu       sync.Mutex
 	changed  sync.Cond
 	state    streamState
-	err      error // reason for the end of the stream; io.EOF if the peer closed it
+	err      error // reason for the end of the stream; io.EOF if it was closed
 	peer     int64 // the peer's id
 	answered bool  // the first message, the response, has arrived
 	deaf     bool  // the peer does not receive messages
@@ -244,6 +244,11 @@ func (s *Stream) data(in frameSource, f *pb.StreamFrame) error {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.state > streamOpen { // closed meanwhile
+		s.table.give(n)
+		c.Release()
+		return nil
+	}
 	if s.partial == nil {
 		s.partial = new(chain.Chain)
 	}
@@ -270,7 +275,7 @@ func (s *Stream) opened(peer int64, settings *pb.StreamSettings) {
 	s.mu.Unlock()
 	s.sendFeedback(peer, consumed)
 	if state == streamClosing {
-		_ = s.table.send(frameClose, peer, &s.id, nil, nil) // its error ends the connection
+		_ = s.sendClose(peer) // its error ends the connection
 	}
 }
 
@@ -369,7 +374,7 @@ func (s *Stream) Send(ctx context.Context, message *chain.Chain) error {
 	n := message.Len()
 	s.mu.Lock()
 	err := s.wait(ctx, func() bool {
-		return s.state > streamOpen || s.state == streamOpen && !s.sending && (s.sent == s.consumed || s.sent+n-s.consumed <= s.o.MaxBuffered)
+		return s.state > streamOpen || s.state == streamOpen && !s.sending && s.sent-s.consumed < s.o.MaxBuffered
 	})
 	switch {
 	case err != nil:
@@ -443,7 +448,15 @@ func (s *Stream) Close() error {
 	s.changed.Broadcast()
 	s.mu.Unlock()
 	if state == streamOpen {
-		return callError(context.Background(), s.table.send(frameClose, peer, &s.id, nil, nil))
+		return callError(context.Background(), s.sendClose(peer))
 	}
 	return nil // opened sends the CLOSE, or it was sent, or is not needed
+}
+
+// sendClose sends a CLOSE and ends the stream. The answer to the peer's CLOSE is a RST, as to all
+// frames for streams that have ended. brpc may send none.
+func (s *Stream) sendClose(peer int64) error {
+	err := s.table.send(frameClose, peer, &s.id, nil, nil)
+	s.end(io.EOF)
+	return err
 }

@@ -1,4 +1,4 @@
-// Package golden reads the captures of a real peer of baidu_std in rpc/testdata/golden.
+// Package golden reads and writes the captures of real peers of baidu_std in rpc/testdata.
 package golden
 
 import (
@@ -16,9 +16,9 @@ import (
 
 // Capture is one recorded case.
 type Capture struct {
-	Name, About, Client, Server, Outcome string
-	Order                                []Segment
-	Directions                           []*Direction // in the order of the file
+	Dir, Name, About, Client, Server, Outcome string // Dir is the last part of the folder's name
+	Order                                     []Segment
+	Directions                                []*Direction // in the order of the file
 }
 
 // Segment is a part of a connection's bytes in the order of arrival.
@@ -63,15 +63,20 @@ var (
 	segment = regexp.MustCompile(`^([\d.]+) (?:(\w+) )?(c2s|s2c) (\d+|EOF)$`)
 )
 
-// Load reads all captures below dir. It fails the test for a malformed file.
-func Load(tb testing.TB, dir string) []*Capture {
+// Load reads all captures in the folders. It fails the test for a malformed file, and for a folder
+// without captures.
+func Load(tb testing.TB, dirs ...string) []*Capture {
 	tb.Helper()
-	files, err := filepath.Glob(filepath.Join(dir, "*.hex"))
-	if err != nil || len(files) == 0 {
-		tb.Fatalf("%d captures in %s, %v", len(files), dir, err)
+	var list []string
+	for _, dir := range dirs {
+		files, err := filepath.Glob(filepath.Join(dir, "*.hex"))
+		if err != nil || len(files) == 0 {
+			tb.Fatalf("%d captures in %s, %v", len(files), dir, err)
+		}
+		list = append(list, files...)
 	}
 	var all []*Capture
-	for _, f := range files {
+	for _, f := range list {
 		text, err := os.ReadFile(f)
 		if err != nil {
 			tb.Fatal(err)
@@ -80,6 +85,7 @@ func Load(tb testing.TB, dir string) []*Capture {
 		if err != nil {
 			tb.Fatalf("%s: %v", f, err)
 		}
+		c.Dir = filepath.Base(filepath.Dir(f))
 		all = append(all, c)
 	}
 	return all

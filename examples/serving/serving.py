@@ -23,7 +23,7 @@ import time
 import urllib.request
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,12 @@ SHAPES: dict[str, dict[str, Any]] = {
     "8b": {
         "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
         "num_key_value_heads": 8, "head_dim": 128, "torch_dtype": "bfloat16",
+    },
+    "mla": {
+        "architectures": ["DeepseekV2ForCausalLM"], "model_type": "deepseek_v2", "hidden_size": 2048, "intermediate_size": 8192,
+        "num_hidden_layers": 16, "num_attention_heads": 16, "num_key_value_heads": 16, "q_lora_rank": None, "kv_lora_rank": 512,
+        "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "n_routed_experts": None, "n_shared_experts": None,
+        "first_k_dense_replace": 16, "torch_dtype": "bfloat16",
     },
     "tiny": {
         "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -52,47 +58,62 @@ class Side:
     env: dict[str, str] = field(default_factory=dict)
 
 
-def kvlane(name: str, store: dict[str, Any], more: dict[str, Any]) -> tuple[str, ...]:
-    """Return the arguments of a server with this connector of kvlane."""
+def connector(name: str, extra: dict[str, Any], module: str = "kvlane.vllm") -> tuple[str, ...]:
+    """Return the arguments of a server with a connector of this module."""
     return ("--kv-transfer-config", json.dumps({
-        "kv_connector": name, "kv_connector_module_path": "kvlane.vllm", "kv_role": "kv_both",
-        "kv_load_failure_policy": "recompute", "kv_connector_extra_config": {"store": store, **more},
+        "kv_connector": name, "kv_connector_module_path": module, "kv_role": "kv_both",
+        "kv_load_failure_policy": "recompute", "kv_connector_extra_config": extra,
     }))  # fmt: skip
 
 
-def sides(gib: float, store: dict[str, Any], more: dict[str, Any]) -> dict[str, Side]:
+def traced(side: Side, name: str, extra: dict[str, Any], folder: Path) -> Side:
+    """Return a side whose connector records its calls in a file of the folder. See traced.py."""
+    own = tuple(a for a in side.args if a == "--no-async-scheduling")
+    path = os.pathsep.join(filter(None, (str(Path(__file__).resolve().parent), os.environ.get("PYTHONPATH"))))
+    file = str(folder.resolve() / f"trace-{name}.jsonl")
+    return Side((*own, *connector(name, extra, "traced")), side.env | {"PYTHONPATH": path, "KVLANE_TRACE": file})
+
+
+def sides(gib: float, store: dict[str, Any], more: dict[str, Any], trace: Path | None = None) -> dict[str, Side]:
     """Return all sides by name.
 
     Each side with a cache in host memory may use gib GiB per server. The keys of store and more are
-    added to the configuration of kvlane's connectors.
+    added to the configuration of kvlane's connectors. trace is a folder for the connectors' records
+    of their calls.
     """
-    store = {"cache_bytes": int(gib * GIB), **store}
+    extra = {"store": {"cache_bytes": int(gib * GIB), **store}, **more}
+    by_nic = extra | {"store": extra["store"] | {"gdr": "require"}}
     runner = {"VLLM_USE_V2_MODEL_RUNNER": "0"}
-    return {
+    out = {
         "none": Side(),
         "none-sync": Side(("--no-async-scheduling",), runner),
         "vllm": Side(("--kv-offloading-size", f"{gib:g}", "--kv-offloading-backend", "native")),
         "lmcache": Side(("--kv-offloading-size", f"{gib:g}", "--kv-offloading-backend", "lmcache")),
-        "connector": Side(kvlane("Connector", store, more)),
-        "layerwise": Side(("--no-async-scheduling", *kvlane("LayerwiseConnector", store, more)), runner),
-        "nic": Side(kvlane("Connector", {**store, "gdr": "require"}, more)),
-        "softnic": Side(kvlane("Connector", {**store, "gdr": "require"}, {**more, "rdma": {"provider": "soft"}})),
+        "connector": Side(connector("Connector", extra)),
+        "layerwise": Side(("--no-async-scheduling", *connector("LayerwiseConnector", extra)), runner),
+        "nic": Side(connector("Connector", by_nic)),
+        "softnic": Side(connector("Connector", by_nic | {"rdma": {"provider": "soft"}})),
     }
+    if trace is not None:
+        out["vllm"] = traced(out["vllm"], "OffloadingConnector", {"cpu_bytes_to_use": int(gib * GIB)}, trace)
+        out["connector"] = traced(out["connector"], "Connector", extra, trace)
+        out["layerwise"] = traced(out["layerwise"], "LayerwiseConnector", extra, trace)
+    return out
 
 
 WORKLOADS = ("memory", "gpu", "online", "turns")
 FILLED = ("memory", "gpu")  # run once before the rounds, to fill the caches with the prompts
 
 
-def workload(a: argparse.Namespace, name: str, seed: int, scratch: Path) -> list[str]:
-    """Return the arguments of `vllm bench serve` for a workload.
+def workload(a: argparse.Namespace, name: str, tokens: int, seed: int, scratch: Path) -> list[str]:
+    """Return the arguments of `vllm bench serve` for a workload; tokens is the length of its prefixes.
 
     Filled workloads have the same prompts in all rounds, the others new ones for each seed.
     """
     if name in FILLED:
         prefixes = a.prefixes if name == "memory" else 1
         return [
-            "--seed", "1", "--dataset-name", "prefix_repetition", "--prefix-repetition-prefix-len", str(a.tokens),
+            "--seed", "1", "--dataset-name", "prefix_repetition", "--prefix-repetition-prefix-len", str(tokens),
             "--prefix-repetition-suffix-len", str(a.suffix), "--prefix-repetition-num-prefixes", str(prefixes),
             "--prefix-repetition-output-len", str(a.output), "--num-prompts", str(a.prompts),
         ]  # fmt: skip
@@ -124,7 +145,7 @@ def turns(a: argparse.Namespace, seed: int) -> list[str]:
 
 
 def make_model(folder: Path, shape: str) -> Path:
-    """Write the configuration and a tokenizer of words for a Llama of this shape."""
+    """Write the configuration and a tokenizer of words for a model of this shape."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -133,10 +154,10 @@ def make_model(folder: Path, shape: str) -> Path:
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     special = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"}
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special).save_pretrained(folder)
-    (folder / "config.json").write_text(json.dumps(SHAPES[shape] | {
+    (folder / "config.json").write_text(json.dumps({
         "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": WORDS, "max_position_embeddings": 131072,
         "rms_norm_eps": 1e-5, "rope_theta": 500000.0, "bos_token_id": 1, "eos_token_id": 2, "tie_word_embeddings": False,
-        "hidden_act": "silu",
+        "hidden_act": "silu", **SHAPES[shape],
     }))  # fmt: skip
     return folder
 
@@ -190,9 +211,11 @@ def serving(a: argparse.Namespace, chosen: dict[str, Side], model: Path, logs: P
     """Start a server for each side, all at once. Yield those that answer. End all servers."""
     servers, answering = dict[str, Server](), dict[str, Server]()
     try:
-        for name, side in chosen.items():
+        for i, (name, side) in enumerate(chosen.items()):
             port, log = free_port(), logs / f"server-{name}.log"
             env = os.environ | {"VLLM_NO_USAGE_STATS": "1", "VLLM_CACHE_ROOT": str(logs / f"cache-{name}")} | side.env
+            if a.gpus_each:
+                env["CUDA_VISIBLE_DEVICES"] = ",".join(str(a.gpus_each * i + n) for n in range(a.gpus_each))
             command = serve_command(a, side, model, port)
             with log.open("wb") as f:
                 process = subprocess.Popen(command, stdout=f, stderr=subprocess.STDOUT, env=env, start_new_session=True)
@@ -279,7 +302,8 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     lines = [f"| {' | '.join(names)} |", "|" + "---|" * len(names)]
     groups: dict[tuple[str, int, str], list[dict[str, Any]]] = {}
     for r in rows:
-        groups.setdefault((r["workload"], r["concurrency"], r["side"]), []).append(r)
+        name = f"{r['workload']}, {r['tokens']}" if r["workload"] in FILLED else r["workload"]
+        groups.setdefault((name, r["concurrency"], r["side"]), []).append(r)
     for (name, concurrency, side), runs in groups.items():
 
         def middle(key: str, runs: list[dict[str, Any]] = runs) -> float:
@@ -298,14 +322,29 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def plan(a: argparse.Namespace) -> Iterator[tuple[int, int, str, str]]:
-    """Yield the concurrency, round, workload and side of each run. The side changes fastest."""
-    for concurrency in a.concurrency:
-        for n in range(1, a.rounds + 1):
-            for work in a.workloads:
-                only, _, name = work.rpartition(":")
-                for side in [only] if only else a.sides:
-                    yield concurrency, n, name, side
+@dataclass(frozen=True)
+class Run:
+    """A run of `vllm bench serve` on one side. tokens is the length of a prefix."""
+
+    workload: str
+    tokens: int
+    concurrency: int
+    round: int
+    side: str
+
+    def __str__(self) -> str:
+        """Return the run in words."""
+        return f"{self.workload}, {self.tokens} tokens, {self.concurrency} at a time, round {self.round}, {self.side}"
+
+
+def plan(a: argparse.Namespace) -> Iterator[list[Run]]:
+    """Yield the runs that are compared with each other, in the order of rounds."""
+    for n in range(1, a.rounds + 1):
+        for work in a.workloads:
+            only, _, rest = work.rpartition(":")
+            name, tokens, concurrency = (*rest.split("/"), "", "")[:3]
+            for c in numbers(concurrency) if concurrency else a.concurrency:
+                yield [Run(name, int(tokens or a.tokens), c, n, side) for side in ([only] if only else a.sides)]
 
 
 def about() -> dict[str, Any]:
@@ -339,10 +378,12 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     p.add_argument("--model", help="a model's folder or name; by default one of --shape with random weights is made")
     p.add_argument("--shape", choices=SHAPES, default="8b")
     p.add_argument("--sides", type=names, default="none,vllm,connector,layerwise", help=f"servers, of {','.join(known)}")
-    p.add_argument("--workloads", type=names, default="memory", help=f"of {','.join(WORKLOADS)}; SIDE:WORKLOAD for one side only")
-    p.add_argument("--concurrency", type=numbers, default="1", help="requests at a time, a list")
+    p.add_argument(
+        "--workloads", type=names, default="memory", help=f"[SIDE:]NAME[/TOKENS[/CONCURRENCY]], a list; of {','.join(WORKLOADS)}"
+    )
+    p.add_argument("--concurrency", type=numbers, default="1", help="requests at a time of workloads that name none, a list")
     p.add_argument("--rounds", type=int, default=3)
-    p.add_argument("--tokens", type=int, default=8192, help="of a prefix")
+    p.add_argument("--tokens", type=int, default=8192, help="of a prefix, for workloads that name none")
     p.add_argument("--suffix", type=int, default=128, help="tokens after the prefix")
     p.add_argument("--prefixes", type=int, default=20, help="of the workload memory")
     p.add_argument("--prompts", type=int, default=40, help="of the workloads memory and gpu")
@@ -355,17 +396,19 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     p.add_argument("--server-args", default="", help="arguments of every server, as in a shell")
     p.add_argument("--store", type=json.loads, default={}, help="JSON: more keys of the store's section")
     p.add_argument("--connector-config", type=json.loads, default={}, help="JSON: more keys of kv_connector_extra_config")
+    p.add_argument("--gpus-each", type=int, default=0, help="GPUs of each server alone; servers then run at the same time")
+    p.add_argument("--trace", action="store_true", help="record the calls of connectors in --logs; traced.py reports them")
     p.add_argument("--start-seconds", type=float, default=300, help="time in which the servers must answer")
     p.add_argument("--run-seconds", type=float, default=300, help="limit of one run of `vllm bench serve`")
     p.add_argument("--budget", type=float, default=3600, help="no run begins after these seconds")
     p.add_argument("--json", type=Path, help="file for all figures")
     p.add_argument("--logs", type=Path, help="folder for the servers' logs and metrics, by default none is kept")
     a = p.parse_args(argv)
-    for _, _, work, side in plan(a):
-        if work not in WORKLOADS:
-            p.error(f"no workload {work}: the workloads are {', '.join(WORKLOADS)}")
-        if side not in known or side not in a.sides:
-            p.error(f"no side {side}: the sides are {', '.join(known)}, and --sides must have it")
+    for run in [run for runs in plan(a) for run in runs]:
+        if run.workload not in WORKLOADS:
+            p.error(f"no workload {run.workload}: the workloads are {', '.join(WORKLOADS)}")
+        if run.side not in known or run.side not in a.sides:
+            p.error(f"no side {run.side}: the sides are {', '.join(known)}, and --sides must have it")
     return a
 
 
@@ -382,32 +425,35 @@ def main(argv: Sequence[str] | None = None) -> int:
         logs.mkdir(parents=True, exist_ok=True)
         (scratch / "model").mkdir()
         model = Path(a.model) if a.model else make_model(scratch / "model", a.shape)
-        known = sides(a.memory_gib, a.store, a.connector_config)
+        known = sides(a.memory_gib, a.store, a.connector_config, logs if a.trace else None)
         servers = stack.enter_context(serving(a, {name: known[name] for name in a.sides}, model, logs))
 
         def note(text: str) -> None:
             print(f"{time.monotonic() - began:6.0f} s  {text}", flush=True)
 
-        def run(side: str, name: str, seed: int, concurrency: int) -> dict[str, Any]:
-            folder = scratch / f"run-{side}"
+        def run(r: Run) -> dict[str, Any]:
+            folder = scratch / f"run-{r.side}"
             folder.mkdir(exist_ok=True)
-            return drive(a, servers[side], workload(a, name, seed, folder), concurrency, folder)
+            seed = 1000 * r.concurrency + r.round
+            return asdict(r) | drive(a, servers[r.side], workload(a, r.workload, r.tokens, seed, folder), r.concurrency, folder)
 
         note(f"{len(servers)} of {len(a.sides)} servers answer")
-        runs = [r for r in plan(a) if r[3] in servers]
+        at_once = len(servers) if a.gpus_each else 1
+        planned = [[r for r in runs if r.side in servers] for runs in plan(a)]
+        filled = {(r.workload, r.tokens, r.side) for runs in planned for r in runs if r.workload in FILLED}
         with ThreadPoolExecutor() as pool:
-            for name in [n for n in FILLED if any(n == r[2] for r in runs)]:
-                list(pool.map(lambda s, n=name: run(s, n, 0, 4), dict.fromkeys(r[3] for r in runs if r[2] == name)))
-                note(f"every server has had the prompts of {name}")
-        for concurrency, n, name, side in runs:
-            which = {"workload": name, "concurrency": concurrency, "round": n, "side": side}
-            if time.monotonic() - began > a.budget:
-                skipped.append(" ".join(map(str, which.values())))
-                continue
-            rows.append(which | run(side, name, 1000 * concurrency + n, concurrency))
-            note(f"{name}, {concurrency} at a time, round {n}, {side}: median TTFT {rows[-1]['median_ttft_ms']:.1f} ms")
-            if a.json:
-                a.json.write_text(json.dumps(about() | {"not_measured": skipped, "rows": rows}, indent=1) + "\n")
+            for name, tokens in sorted({(name, tokens) for name, tokens, _ in filled}):
+                list(pool.map(run, [Run(name, tokens, 4, 0, side) for side in servers if (name, tokens, side) in filled]))
+                note(f"every server has had the prompts of {name} with {tokens} tokens")
+            for together in [runs[i : i + at_once] for runs in planned for i in range(0, len(runs), at_once)]:
+                if time.monotonic() - began > a.budget:
+                    skipped += map(str, together)
+                    continue
+                for row in pool.map(run, together):
+                    rows.append(row)
+                    note(f"{Run(*[row[f.name] for f in fields(Run)])}: median TTFT {row['median_ttft_ms']:.1f} ms")
+                if a.json:
+                    a.json.write_text(json.dumps(about() | {"not_measured": skipped, "rows": rows}, indent=1) + "\n")
     print(table(rows))
     missing = [s for s in a.sides if s not in servers]
     if skipped or missing:

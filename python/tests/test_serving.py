@@ -3,10 +3,12 @@ without vLLM."""
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -64,8 +66,14 @@ def test_servers_get_the_same_arguments() -> None:
 
 def test_rounds_are_interleaved() -> None:
     a = serving.arguments(["--sides", "none,vllm", "--workloads", "memory,none:gpu", "--concurrency", "1,4", "--rounds", "2"])
-    one = [("memory", "none"), ("memory", "vllm"), ("gpu", "none")]
-    assert list(serving.plan(a)) == [(c, n, w, s) for c in (1, 4) for n in (1, 2) for w, s in one]
+    assert list(serving.plan(a)) == [
+        [serving.Run(name, 8192, c, n, side) for side in sides]
+        for n in (1, 2)
+        for name, sides in (("memory", ("none", "vllm")), ("gpu", ("none",)))
+        for c in (1, 4)
+    ]
+    a = serving.arguments(["--sides", "none", "--workloads", "memory/2048/16,gpu/64", "--rounds", "1"])
+    assert list(serving.plan(a)) == [[serving.Run("memory", 2048, 16, 1, "none")], [serving.Run("gpu", 64, 1, 1, "none")]]
 
 
 @pytest.mark.parametrize(
@@ -85,9 +93,9 @@ def test_wrong_names(args: list[str], message: str, capsys: pytest.CaptureFixtur
 def test_workloads_with_new_prompts_change_with_the_seed(tmp_path: Path) -> None:
     a = serving.arguments([])
     for name in serving.WORKLOADS:
-        first, second = (serving.workload(a, name, seed, tmp_path) for seed in (1001, 1002))
+        first, second = (serving.workload(a, name, 8192, seed, tmp_path) for seed in (1001, 1002))
         assert (first == second) is (name in serving.FILLED), name
-    online = serving.workload(a, "online", 1, tmp_path)
+    online = serving.workload(a, "online", 8192, 1, tmp_path)
     assert online[online.index("--random-prefix-len") :] == [
         "--random-prefix-len", "819", "--random-input-len", "205", "--random-output-len", "128", "--num-prompts", "20",
     ]  # fmt: skip
@@ -122,16 +130,17 @@ vllm:external_prefix_cache_queries_total{engine="0",model_name="m"} 77.0
 def test_a_table_has_medians_and_spread_of_rounds() -> None:
     tokens = {"queried": 100.0, "gpu_hits": 10.0, "external_hits": 88.0}
     rows = [
-        {"workload": "memory", "concurrency": 1, "side": side} | serving.figures(RESULT | {"median_ttft_ms": ms}, tokens)
+        {"workload": "memory", "tokens": 512, "concurrency": 1, "side": side}
+        | serving.figures(RESULT | {"median_ttft_ms": ms}, tokens)
         for side, ms in (("none", 9.0), ("connector", 5.0), ("none", 1.0), ("none", 2.0))
     ]
     lines = serving.table(rows).splitlines()
     assert len(lines) == 4
     assert lines[2] == (
-        "| memory | 1 | none | 2.0 (1.0 to 9.0) | 0.0 | 2.0 | 10.00 | 11.00 | 12.00 |"
+        "| memory, 512 | 1 | none | 2.0 (1.0 to 9.0) | 0.0 | 2.0 | 10.00 | 11.00 | 12.00 |"
         " 20.00 | 21.00 | 22.00 | 300 | 10%, 88% | 60, 3 |"
     )
-    assert lines[3].startswith("| memory | 1 | connector | 5.0 (5.0 to 5.0) |")
+    assert lines[3].startswith("| memory, 512 | 1 | connector | 5.0 (5.0 to 5.0) |")
     assert {line.count("|") for line in lines} == {16}
 
 
@@ -143,3 +152,76 @@ def test_a_server_that_ends_is_reported_with_its_log(tmp_path: Path) -> None:
     server = serving.Server("nic", tmp_path, process, serving.free_port(), log)
     with pytest.raises(RuntimeError, match="server nic does not answer; its log ends:\nno NIC is there"):
         server.wait(serving.time.monotonic() + 60)
+
+
+def test_a_traced_side_keeps_its_scheduler(tmp_path: Path) -> None:
+    plain, traced = serving.sides(1, {}, {}), serving.sides(1, {}, {}, tmp_path)
+    assert traced["none"] == plain["none"]
+    for name in ("vllm", "connector", "layerwise"):
+        assert ("--no-async-scheduling" in traced[name].args) is ("--no-async-scheduling" in plain[name].args)
+        assert transfer(traced[name])["kv_connector_module_path"] == "traced"
+        assert traced[name].env.keys() - plain[name].env.keys() == {"PYTHONPATH", "KVLANE_TRACE"}
+
+
+def test_a_trace_is_split_at_its_calls(tmp_path: Path) -> None:
+    traced: Any = importlib.import_module("traced")
+    calls = [
+        ["add_request", 1.000, 1.001, "r"],
+        ["get_num_new_matched_tokens", 1.002, 1.003, ["r", [64, True]]],
+        ["schedule", 1.002, 1.004, {}],
+        ["start_load_kv", 1.005, 1.006, None],
+        ["_result", 1.020, 1.020, [3e9, 0.012]],
+        ["schedule", 1.022, 1.023, {"r": 8}],
+        ["execute_model", 1.024, 1.030, ["r"]],
+        ["update_from_output", 1.040, 1.041, ["r"]],
+    ]
+    (tmp_path / "t").write_text("".join(json.dumps(c) + "\n" for c in calls))
+    (row,) = traced.requests([traced.Call(*c) for c in calls])
+    assert {k: round(v, 3) for k, v in row.items()} == {
+        "tokens": 64, "in all": 41, "connector's code": 2, "until the lookup": 2, "lookup to load": 2,
+        "start of load to schedule": 17, "load": 12, "GB": 3, "schedule to launch": 2, "step to first token": 17,
+    }  # fmt: skip
+    assert "1 with a load: tokens 64.00, in all 41.00" in traced.report(tmp_path / "t")
+
+
+@pytest.mark.parametrize(("more", "at_once"), [([], 1), (["--gpus-each", "2"], 2)])
+def test_every_planned_run_is_reported(
+    more: list[str], at_once: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    running, most, filled = list[str](), 0, list[tuple[str, str]]()
+
+    @contextlib.contextmanager
+    def servers(a: Any, chosen: dict[str, Any], model: Path, logs: Path) -> Any:
+        yield {name: name for name in chosen if name != "vllm"}
+
+    def drive(a: Any, server: str, work: list[str], concurrency: int, scratch: Path) -> dict[str, Any]:
+        nonlocal most
+        running.append(server)
+        most = max(most, len(running) if len(filled) > 5 else 0)  # all servers are filled at the same time
+        filled.append((server, work[work.index("--prefix-repetition-prefix-len") + 1]))
+        time.sleep(0.05)
+        running.remove(server)
+        return dict(serving.figures(RESULT, {"queried": 0.0, "gpu_hits": 0.0, "external_hits": 0.0}))
+
+    monkeypatch.setattr(serving, "serving", servers)
+    monkeypatch.setattr(serving, "drive", drive)
+    monkeypatch.setattr(serving, "about", dict)
+    out = tmp_path / "out.json"
+    args = ["--model", "m", "--sides", "none,vllm,connector", "--workloads", "memory/64/4,none:gpu/64,memory/32", "--rounds", "2"]
+    assert serving.main([*args, "--json", str(out), *more]) == 1  # a server is missing
+    report = json.loads(out.read_text())
+    assert report["not_measured"] == ["vllm"]
+    names = [(r["workload"], r["tokens"], r["concurrency"], r["round"], r["side"]) for r in report["rows"]]
+    assert names == [
+        run
+        for n in (1, 2)
+        for run in (
+            ("memory", 64, 4, n, "none"), ("memory", 64, 4, n, "connector"), ("gpu", 64, 1, n, "none"),
+            ("memory", 32, 1, n, "none"), ("memory", 32, 1, n, "connector"),
+        )
+    ]  # fmt: skip
+    assert sorted(filled[:5]) == sorted(
+        [("none", "64"), ("none", "64"), ("connector", "64"), ("none", "32"), ("connector", "32")]
+    )
+    assert most == at_once
+    assert "not measured: side vllm" in capsys.readouterr().out

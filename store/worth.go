@@ -71,4 +71,4 @@ func (s *Store) Computed(tokens int64, took time.Duration) { s.admission.Compute
 
 // Delayed reports the time from the decision to load blocks in the cache to their use, without the
 // duration of the load (LoadTask.Elapsed).
-func (s *Store) Delayed(delay time.Duration) { s.admission.Delayed(admission.Memory, delay, 0) }
+func (s *Store) Delayed(delay time.Duration) { s.admission.Delayed(admission.Memory, delay) }

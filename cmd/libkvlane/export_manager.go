@@ -218,9 +218,9 @@ func kvlGoJobEvicted(job C.kvl_job, groups *C.uint32_t, hashes *C.uint8_t, hashB
 }
 
 //export kvlGoJobLoaded
-func kvlGoJobLoaded(job C.kvl_job, seconds, wait C.double, tokens C.int64_t, why **C.char) C.int32_t {
+func kvlGoJobLoaded(job C.kvl_job, seconds, wait C.double, why **C.char) C.int32_t {
 	return call(why, func() error {
-		return library.JobLoaded(capi.Handle(job), float64(seconds), float64(wait), int64(tokens))
+		return library.JobLoaded(capi.Handle(job), float64(seconds), float64(wait))
 	})
 }
 

@@ -282,9 +282,7 @@ kvl_status kvl_manager_reset(kvl_manager manager) { CALL(kvlGoManagerReset, mana
 
 kvl_status kvl_manager_stats(kvl_manager manager, char *buffer, size_t *bytes) { CALL(kvlGoManagerStats, manager, buffer, bytes); }
 
-kvl_status kvl_job_loaded(kvl_job job, double seconds, double wait, int64_t tokens) {
-  CALL(kvlGoJobLoaded, job, seconds, wait, tokens);
-}
+kvl_status kvl_job_loaded(kvl_job job, double seconds, double wait) { CALL(kvlGoJobLoaded, job, seconds, wait); }
 
 kvl_status kvl_job_size(kvl_job job, size_t *blocks, size_t *evicted) { CALL(kvlGoJobSize, job, blocks, evicted); }
 

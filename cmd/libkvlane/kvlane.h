@@ -401,10 +401,10 @@ kvl_status kvl_job_anchors(kvl_job job, uint32_t *groups, uint8_t *hashes, size_
 
 /*
  * kvl_job_loaded reports the times of a job that loads, before kvl_job_end. seconds: the duration of the slowest worker's load
- * (kvl_load_seconds). wait: the seconds from the decision to load to the use of the blocks, or 0 if unknown. tokens: the number
- * of tokens of other requests that were computed meanwhile.
+ * (kvl_load_seconds). wait: the seconds from the decision to load to the use of the blocks, without the time in which other
+ * requests were computed, or 0 if unknown.
  */
-kvl_status kvl_job_loaded(kvl_job job, double seconds, double wait, int64_t tokens);
+kvl_status kvl_job_loaded(kvl_job job, double seconds, double wait);
 
 /*
  * kvl_job_direct writes 1 if the workers load the job with KVL_BYPASS, and 0 if they load it with KVL_PROMOTE. After a direct

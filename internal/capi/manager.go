@@ -273,20 +273,17 @@ func (l *Library) JobSize(h Handle) (blocks, evicted int, err error) {
 }
 
 // JobLoaded records the durations of a load job. Call it before JobEnd.
-func (l *Library) JobLoaded(h Handle, seconds, wait float64, tokens int64) error {
+func (l *Library) JobLoaded(h Handle, seconds, wait float64) error {
 	j, err := find[*job](&l.handles, h)
 	if err != nil {
 		return err
-	}
-	if tokens < 0 || tokens > maxTokens {
-		return invalid("%d tokens: out of range", tokens)
 	}
 	elapsed, err := duration(seconds)
 	waited, err2 := duration(wait)
 	if err := errors.Join(err, err2); err != nil {
 		return err
 	}
-	j.Loaded(elapsed, waited, tokens)
+	j.Loaded(elapsed, waited)
 	return nil
 }
 

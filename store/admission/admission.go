@@ -159,12 +159,11 @@ func (m *Model) Loaded(bytes Bytes, took time.Duration) {
 }
 
 // Delayed adds the time from the scheduling of a load to the use of its blocks, without the
-// duration of the load. tokens is the number of tokens of other requests that were computed
-// meanwhile; their time is subtracted.
-func (m *Model) Delayed(source Source, delay time.Duration, tokens int64) {
+// duration of the load and without the time in which other requests were computed.
+func (m *Model) Delayed(source Source, delay time.Duration) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.delay[source].add(max(0, delay.Seconds()-m.token.value()*float64(tokens)))
+	m.delay[source].add(max(0, delay.Seconds()))
 }
 
 // Computed adds the time in which the program has computed the KV of a number of tokens. Steps of

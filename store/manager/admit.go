@@ -51,10 +51,10 @@ func sourceOf(s State) admission.Source {
 }
 
 // Loaded reports the times of a load job. Call it before End. elapsed is the duration of the
-// slowest worker's load. wait is the time from the decision to load to the use of the blocks, and
-// tokens the number of tokens of other requests that the engine computed meanwhile. If wait is not
-// positive, the delay is not measured.
-func (j *Job) Loaded(elapsed, wait time.Duration, tokens int64) {
+// slowest worker's load. wait is the time from the decision to load to the use of the blocks,
+// without the time in which the engine computed other requests. If wait is not positive, the delay
+// is not measured.
+func (j *Job) Loaded(elapsed, wait time.Duration) {
 	if !j.load || len(j.blocks) == 0 || elapsed <= 0 {
 		return
 	}
@@ -67,7 +67,7 @@ func (j *Job) Loaded(elapsed, wait time.Duration, tokens int64) {
 	}
 	j.m.admission.Loaded(bytes, elapsed)
 	if wait > 0 {
-		j.m.admission.Delayed(slowest, wait-elapsed, tokens)
+		j.m.admission.Delayed(slowest, wait-elapsed)
 	}
 }
 

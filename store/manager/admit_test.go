@@ -33,7 +33,7 @@ func TestFilesThatAreSlowerThanComputingAreRefused(t *testing.T) {
 		}
 		for i := range 3 { // 10 s for each block
 			j := loaded(t, m, fmt.Sprintf("f%d", i))
-			j.Loaded(10*time.Second, 0, 0)
+			j.Loaded(10*time.Second, 0)
 			end(t, j)
 			m.Computed(1000, time.Second)
 		}
@@ -59,7 +59,7 @@ func TestFilesThatAreSlowerThanComputingAreRefused(t *testing.T) {
 		}
 		for i := range 20 {
 			j := loaded(t, m, fmt.Sprintf("f%d", 3+i%8))
-			j.Loaded(time.Millisecond, 0, 0)
+			j.Loaded(time.Millisecond, 0)
 			end(t, j)
 		}
 		if got := worth("f15", "f16"); got != 2 {
@@ -77,14 +77,12 @@ func TestHitsInMemoryAreRefusedIfComputingIsFaster(t *testing.T) {
 	for _, c := range []struct {
 		what          string
 		elapsed, wait time.Duration // times of a load of one block with 1,000 tokens
-		tokens        int64         // tokens that other requests compute meanwhile
 		worth         bool
 	}{
-		{"fast memory", time.Millisecond, 2 * time.Millisecond, 0, true},
-		{"a load and a delay that take less than computing", 400 * time.Millisecond, 800 * time.Millisecond, 0, true},
-		{"slow memory", 2 * time.Second, 2 * time.Second, 0, false},
-		{"blocks that are used late", time.Millisecond, 5 * time.Second, 0, false},
-		{"blocks that are used after the tokens of others", time.Millisecond, 5 * time.Second, 5000, true},
+		{"fast memory", time.Millisecond, 2 * time.Millisecond, true},
+		{"a load and a delay that take less than computing", 400 * time.Millisecond, 800 * time.Millisecond, true},
+		{"slow memory", 2 * time.Second, 2 * time.Second, false},
+		{"blocks that are used late", time.Millisecond, 5 * time.Second, false},
 	} {
 		clock := clockwork.NewFakeClock()
 		fs := formats(t, 0, 1, 1)
@@ -106,7 +104,7 @@ func TestHitsInMemoryAreRefusedIfComputingIsFaster(t *testing.T) {
 				t.Fatalf("%s: refused before it is known", c.what)
 			}
 			j := loaded(t, m, "a")
-			j.Loaded(c.elapsed, c.wait, c.tokens)
+			j.Loaded(c.elapsed, c.wait)
 			end(t, j)
 		}
 		if probe, got := worth(), worth(); probe != 1 || got == 1 != c.worth {
@@ -116,7 +114,7 @@ func TestHitsInMemoryAreRefusedIfComputingIsFaster(t *testing.T) {
 		for range 9 { // these are probes, after which memory is fast
 			if worth() == 1 {
 				j := loaded(t, m, "a")
-				j.Loaded(time.Millisecond, 2*time.Millisecond, 0)
+				j.Loaded(time.Millisecond, 2*time.Millisecond)
 				end(t, j)
 			}
 			clock.Advance(51 * time.Second)

@@ -264,8 +264,8 @@ static void manage(void) {
   EXPECT(KVL_OK, kvl_job_direct(job, &direct));
   CHECK(direct == 0);
   EXPECT(KVL_NOT_FOUND, kvl_job_anchors(job, gone_groups, gone[0], KVL_HASH_BYTES, 2)); /* no tier "remote" */
-  EXPECT(KVL_OK, kvl_job_loaded(job, 0.5, 1, 1000));
-  EXPECT(KVL_INVALID, kvl_job_loaded(job, -1, 0, 0));
+  EXPECT(KVL_OK, kvl_job_loaded(job, 0.5, 1));
+  EXPECT(KVL_INVALID, kvl_job_loaded(job, -1, 0));
   EXPECT(KVL_INVALID, kvl_job_end(job, failed, 3));
   EXPECT(KVL_OK, kvl_job_end(job, failed, 2));
   EXPECT(KVL_INVALID, kvl_job_end(job, failed, 2));

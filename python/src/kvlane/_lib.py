@@ -121,7 +121,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "job_direct": (_handle, _bytes),
     "job_anchors": (_handle, _bytes, _bytes, _n, _n),
     "job_evicted": (_handle, _bytes, _bytes, _n, _n),
-    "job_loaded": (_handle, c.c_double, c.c_double, c.c_int64),
+    "job_loaded": (_handle, c.c_double, c.c_double),
     "job_end": (_handle, _bytes, _n),
 }
 

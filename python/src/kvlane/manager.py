@@ -83,15 +83,15 @@ class Job(_lib.Owned):
         raw = bytes(hashes)
         return [Block(raw[i * size : (i + 1) * size], g) for i, g in enumerate(groups)]
 
-    def loaded(self, seconds: float, wait: float = 0, tokens: int = 0) -> None:
+    def loaded(self, seconds: float, wait: float = 0) -> None:
         """Report the times of a job that loads, before its end.
 
         seconds is the duration of the slowest worker's load (Load.seconds). wait is the time from
-        the decision to load to the use of the blocks, or 0 if unknown. tokens is the number of
-        tokens of other requests that were computed meanwhile.
+        the decision to load to the use of the blocks, without the time in which other requests were
+        computed, or 0 if unknown.
         """
         if self._handle:
-            _lib.library().call("job_loaded", self._handle, seconds, wait, _lib.number(tokens, "tokens"))
+            _lib.library().call("job_loaded", self._handle, seconds, wait)
 
     def end(self, failed: Sequence[int] = (), pooled: Sequence[int] = ()) -> None:
         """End the job after every worker has finished it. Later calls do nothing.

@@ -90,6 +90,10 @@ class Task(_lib.Owned):
         """Wait until the task has ended. Raises the error of the first failed block, or Timeout."""
         self._wait(_lib.DONE, timeout)
 
+    def succeeded(self) -> bool:
+        """Report whether the task has ended without an error in any block."""
+        return self._status(_lib.DONE, 0) == Status.OK
+
     def results(self) -> list[Result]:
         """Return the outcome of each block. Raises Timeout if the task has not ended."""
         out = (_lib.BlockResult * self._n)()

@@ -130,16 +130,16 @@ def test_events_say_what_is_in_memory() -> None:
 
 def test_loads_report_their_own_times_and_a_delay(monkeypatch: pytest.MonkeyPatch) -> None:
     """A load takes as long as its slowest worker. If no step waited for it, its delay lasts until
-    its end."""
+    its end, without the steps of other requests."""
     from vllm.v1.kv_offload.base import ReqContext
 
     from kvlane.vllm.scheduler import Scheduler
 
-    reported: list[tuple[float, float, int]] = []
+    reported: list[tuple[float, float]] = []
     now = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
 
-    def run(*times: tuple[float, float], in_steps: bool = False, files: bool = False) -> None:
+    def run(*times: tuple[float, float], in_steps: bool = False, files: bool = False, others: int = 0) -> None:
         side = Scheduler((0,), events=False, log_seconds=1e9, block_tokens=16, in_steps=in_steps)
         job = SimpleNamespace(
             blocks=[], evicted=[], anchors=None, direct=False, loaded=lambda *t: reported.append(t), end=lambda *_: None
@@ -148,9 +148,12 @@ def test_loads_report_their_own_times_and_a_delay(monkeypatch: pytest.MonkeyPatc
         context, key = ReqContext("r"), bytes(8) + bytes(4)
         side._seen["r"] = {key: BELOW if files else THERE}
         side.scheduled(1000)
+        now[0] += 40
         side.prepare_load([key], context)
-        side.scheduled(7)
-        now[0] += 5
+        side.scheduled(others)
+        now[0] += 1
+        side.scheduled(0)
+        now[0] += 4
         side.loaded("other", 9, 0)
         for seconds, waited in times:
             side.loaded("r", seconds, waited)
@@ -160,8 +163,10 @@ def test_loads_report_their_own_times_and_a_delay(monkeypatch: pytest.MonkeyPatc
     run((2, 0), (3, 4), in_steps=True)  # a step waited for it
     run((2, 0), in_steps=True)  # this load is too large for a step, and has a delay of its own
     run((2, 0), in_steps=True, files=True)
+    run((2, 0), others=7)
+    run((4.5, 0), others=7)  # it ended before other requests did
     run()  # a failed load
-    assert reported == [(3, 5, 7), (3, 4, 0), (2, 0, 0), (2, 5, 7)]
+    assert reported == [(3, 5), (3, 4), (2, 0), (2, 5), (2, 4), (4.5, 4.5)]
 
 
 def test_steps_report_the_time_of_computing() -> None:

@@ -54,10 +54,10 @@ def _in_order(keys: Iterable[OffloadKey], context: ReqContext) -> list[OffloadKe
 
 @dataclass
 class _Times:
-    """Times of a request's load: its start, and the longest durations of workers, in seconds."""
+    """Times of a request's load, in seconds: its start, and the longest durations of workers."""
 
     begun: float
-    tokens: int  # tokens scheduled before the load
+    busy: float  # time with work of requests, until the start
     files: bool  # some blocks are only in files or block servers
     seconds: float = 0.0
     waited: float = 0.0
@@ -84,7 +84,8 @@ class Scheduler(OffloadingManager):
         self._seen: dict[str, dict[OffloadKey, int]] = {}
         self._loads: dict[str, Job | None] = {}  # by request; a request has one load at a time
         self._times: dict[str, _Times] = {}  # by request with a load
-        self._tokens = 0  # of all steps
+        self._busy = 0.0  # seconds of earlier steps that computed tokens
+        self._computing: float | None = None  # start of the last step, if it computes tokens
         self._stores: dict[OffloadKey, Job] = {}  # by each key of a job
         self._pending_drops: list[bytes] = []  # evicted blocks not sent to the workers yet
         self._pooled: set[bytes] = set()  # blocks of direct jobs in the memory of a worker
@@ -152,8 +153,13 @@ class Scheduler(OffloadingManager):
         return any(seen.get(key) in (BELOW, REMOTE) for key in keys)
 
     def scheduled(self, tokens: int) -> None:
-        """Count the tokens of a step."""
-        self._tokens += tokens
+        """Record the start of a step with so many tokens."""
+        now = time.monotonic()
+        self._busy, self._computing = self._busy_until(now), now if tokens else None
+
+    def _busy_until(self, now: float) -> float:
+        """Return the seconds in which the engine has computed tokens."""
+        return self._busy + (0.0 if self._computing is None else now - self._computing)
 
     def loaded(self, request: str, seconds: float, waited: float) -> None:
         """Record a worker's duration of a request's load, and the time for which its step waited.
@@ -173,7 +179,8 @@ class Scheduler(OffloadingManager):
         If that fails, the workers still get the job and report the blocks they do not have.
         """
         names = [self._name(k) for k in keys]
-        self._times[req_context.req_id] = _Times(time.monotonic(), self._tokens, self.in_files(keys, req_context))
+        now = time.monotonic()
+        self._times[req_context.req_id] = _Times(now, self._busy_until(now), self.in_files(keys, req_context))
         job: Job | None = None
         try:
             job = self.manager.load([_block(n) for n in names])
@@ -190,10 +197,12 @@ class Scheduler(OffloadingManager):
         """End a request's load, which every worker has finished."""
         job, times = self._loads.pop(req_context.req_id, None), self._times.pop(req_context.req_id, None)
         if job is not None and times is not None and times.seconds:
-            wait, tokens = times.waited, 0
+            wait = times.waited
             if not wait and (times.files or not self._in_steps):
-                wait, tokens = time.monotonic() - times.begun, self._tokens - times.tokens
-            job.loaded(times.seconds, wait, tokens)
+                now = time.monotonic()
+                idle = now - times.begun - (self._busy_until(now) - times.busy)
+                wait = max(idle, times.seconds)  # the load may be over before other requests are
+            job.loaded(times.seconds, wait)
         self._end(job, keys)
 
     def prepare_store(self, keys: Collection[OffloadKey], req_context: ReqContext) -> PrepareStoreOutput | None:

@@ -209,6 +209,8 @@ class Worker(OffloadingWorker):
                 "Job %d, a %s of %d blocks, did not begin: %s", job.id, "load" if job.load else "store", len(job.names), job.error
             )
             return Failure(job.names, set(job.pages))
+        if isinstance(job.task, Load) and job.task.succeeded():
+            return None
         try:
             results = job.task.results()
         except errors.Timeout:  # a store that is published, and not durable yet
@@ -292,10 +294,8 @@ class Worker(OffloadingWorker):
         """
         out = []
         for job in list(self._running.values()):
-            if not isinstance(job.task, Load) or job.layerwise or job.direct or not job.task.done():
-                continue
-            if any(r.status != Status.OK for r in job.task.results()):
-                continue  # get_finished returns it
+            if not isinstance(job.task, Load) or job.layerwise or job.direct or not job.task.succeeded():
+                continue  # get_finished returns failed loads
             if self._running.pop(job.id, None) is not None:
                 out.append(self._result(job, True))
         return out

@@ -106,7 +106,7 @@ FILLED = ("memory", "gpu")  # run once before the rounds, to fill the caches wit
 
 
 def workload(a: argparse.Namespace, name: str, tokens: int, seed: int, scratch: Path) -> list[str]:
-    """Return the arguments of `vllm bench serve` for a workload; tokens is the length of its prefixes.
+    """Return the arguments of `vllm bench serve` for a workload with prefixes of so many tokens.
 
     Filled workloads have the same prompts in all rounds, the others new ones for each seed.
     """
@@ -187,7 +187,8 @@ class Server:
     def wait(self, deadline: float) -> None:
         """Wait until the server answers.
 
-        Raises RuntimeError with the end of its log if it ends or the deadline (time.monotonic) passes.
+        Raises RuntimeError with the end of its log if it ends, or the deadline (time.monotonic)
+        passes.
         """
         while True:
             with contextlib.suppress(OSError):

@@ -1,7 +1,7 @@
 """Connectors that record when each part of a request with loaded KV begins and ends.
 
-A server with `"kv_connector_module_path": "traced"` and KVLANE_TRACE=FILE in its environment appends
-one JSON line per call to FILE. To print where the time to the first token goes:
+A server with `"kv_connector_module_path": "traced"` and KVLANE_TRACE=FILE in its environment
+appends one JSON line per call to FILE. To print where the time to the first token goes:
 
     python examples/serving/traced.py FILE [FILE...]
 """
@@ -167,7 +167,7 @@ def requests(calls: list[Call]) -> Iterator[dict[str, float]]:
 
 
 def report(path: Path) -> str:
-    """Return the medians of each part, apart for requests that loaded tokens and those that did not."""
+    """Return the medians of each part, for requests that loaded tokens and for the others."""
     calls = sorted(
         (Call(*json.loads(line)) for line in path.read_text().splitlines()),
         key=lambda c: c.begin,

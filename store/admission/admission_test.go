@@ -260,7 +260,7 @@ func TestServersAreMeasuredApartFromFiles(t *testing.T) {
 			if slow == admission.Remote { // a load of all sources measures the last one, without the time of the others
 				m.Loaded(admission.Bytes{each, each, each}, 40*time.Second+160*time.Millisecond)
 			}
-			m.Delayed(admission.Remote, 7*time.Millisecond, 0)
+			m.Delayed(admission.Remote, 7*time.Millisecond)
 		}
 		for _, s := range []admission.Source{admission.Memory, admission.Files, admission.Remote} {
 			p := prefix(func(int) bool { return false })

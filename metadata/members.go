@@ -3,6 +3,7 @@ package metadata
 import (
 	"cmp"
 	"fmt"
+	"iter"
 	"math"
 	"net"
 	"slices"
@@ -79,11 +80,15 @@ func (m *Member) check() error {
 // ParseMembers parses a list HOST:PORT[=WEIGHT],.... The addresses are the names, and the default
 // weight is 1. It returns the errors of NewStaticMembers.
 func ParseMembers(s string) (StaticMembers, error) {
-	if strings.Count(s, ",") >= MaxMembers {
-		return StaticMembers{}, fmt.Errorf("list of more than %d members: %w", MaxMembers, errdefs.ErrInvalid)
-	}
+	return parseMembers(strings.SplitSeq(s, ","))
+}
+
+func parseMembers(items iter.Seq[string]) (StaticMembers, error) {
 	var list []Member
-	for item := range strings.SplitSeq(s, ",") {
+	for item := range items {
+		if len(list) == MaxMembers {
+			return StaticMembers{}, fmt.Errorf("list of more than %d members: %w", MaxMembers, errdefs.ErrInvalid)
+		}
 		address, weight, found := strings.Cut(strings.TrimSpace(item), "=")
 		m := Member{Name: address, Address: address, Weight: 1}
 		if found {

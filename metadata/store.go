@@ -7,6 +7,7 @@
 // of the same interface. A value without a lease stays until it is deleted.
 //
 // Members is the list of servers that share a load, with weights. StaticMembers never change.
+// PolledMembers are read again at intervals, from a file or from DNS.
 //
 // All types are safe for concurrent use.
 package metadata

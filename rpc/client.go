@@ -146,6 +146,9 @@ func (c *Client) Do(ctx context.Context, r *Request) (Response, error) {
 
 // do is Do. prepare may change the request after its connection was chosen.
 func (c *Client) do(ctx context.Context, r *Request, prepare func(*clientConn) error) (Response, error) {
+	if ctx.Err() != nil {
+		return Response{}, callError(ctx, notSent(context.Cause(ctx)))
+	}
 	conn, err := c.take(ctx)
 	if err != nil {
 		return Response{}, callError(ctx, notSent(err))

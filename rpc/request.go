@@ -3,11 +3,13 @@ package rpc
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"strings"
 
 	"google.golang.org/protobuf/proto"
 
 	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/rpc/chain"
 )
 
 // ErrNotSent is returned for a call that failed before its request was written to a connection, so
@@ -35,12 +37,17 @@ type Request struct {
 	o               callOptions
 }
 
-// NewRequest encodes a request of a method, named SERVICE/METHOD. It takes over the attachment also
-// if it fails. The caller releases the request. All errors are an *Error.
+// NewRequest encodes a request of a method, named SERVICE/METHOD. It empties the chain of the
+// attachment also if it fails. The caller releases the request. All errors are an *Error.
 func NewRequest(method string, in proto.Message, options ...CallOption) (*Request, error) {
 	r := new(Request)
 	for _, set := range options {
 		set(&r.o)
+	}
+	r.o.fields = maps.Clone(r.o.fields)
+	if given := r.o.attachment; given.Len() > 0 {
+		r.o.attachment = new(chain.Chain)
+		r.o.attachment.Append(given)
 	}
 	if err := r.encode(method, in); err != nil {
 		r.Release()

@@ -56,7 +56,7 @@ var mayImport = map[string]string{
 	"tier/cache":           onTier + " tier internal/leak",
 	"tier/file":            onTier + " tier tier/internal/ internal/dirfs internal/leak internal/sys/hostmem",
 	"tier/log":             onTier + " tier tier/internal/ internal/dirfs internal/leak internal/sys/hostmem",
-	"tier/remote":          onTier + " tier tier/internal/ metadata blockio internal/auth internal/breaker",
+	"tier/remote":          onTier + " tier tier/internal/ metadata blockio internal/auth internal/breaker internal/rendezvous",
 	"tier/object":          onTier + " tier tier/internal/ internal/breaker",
 
 	// The lifetime of an ordered stream, independent of the implementation that copies.
@@ -128,8 +128,10 @@ var mayImport = map[string]string{
 	"internal/leak":         "",
 	"internal/limits":       "errdefs internal/present",
 	"internal/breaker":      "errdefs",
+	"internal/rendezvous":   "",
 	"rpc":                   onDevice + " wire rdma rdma/registry rpc/chain rpc/internal/",
 	"rpc/chain":             onMem,
+	"rpc/cluster":           "errdefs metadata rpc internal/breaker internal/rendezvous",
 	"rpc/echo":              "rpc",
 	"rpc/grpcrpc":           "errdefs rpc",
 	"rpc/otelrpc":           "rpc",

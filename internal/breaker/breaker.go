@@ -137,6 +137,16 @@ func (b *Breaker) State() State {
 	return b.stats.State
 }
 
+// Until returns the end of the delay while the breaker is open, and otherwise the zero time.
+func (b *Breaker) Until() time.Time {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.expire(); b.stats.State != Open {
+		return time.Time{}
+	}
+	return b.until
+}
+
 // Stats returns the statistics.
 func (b *Breaker) Stats() Stats {
 	b.mu.Lock()
@@ -179,7 +189,14 @@ func (p Permit) Succeed() {
 }
 
 // Fail ends a call that failed because of the peer.
-func (p Permit) Fail(cause error) {
+func (p Permit) Fail(cause error) { p.fail(cause, 1) }
+
+// Open ends a call that failed because the peer cannot be called at all, for example because
+// nothing listens at its address. It opens the breaker after this one failure.
+func (p Permit) Open(cause error) { p.fail(cause, p.b.o.Failures) }
+
+// fail ends a call that failed and counts as n consecutive failures.
+func (p Permit) fail(cause error, n int) {
 	b := p.b
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -188,7 +205,7 @@ func (p Permit) Fail(cause error) {
 		return
 	}
 	if b.stats.State == Closed {
-		if b.failures++; b.failures < b.o.Failures {
+		if b.failures += n; b.failures < b.o.Failures {
 			return
 		}
 	} else {

@@ -70,6 +70,27 @@ func TestOpensAfterFailuresInARow(t *testing.T) {
 	}
 }
 
+// TestOpen opens the breaker after one failure, and doubles the delay as a failed probe does.
+func TestOpen(t *testing.T) {
+	b, clock := open(t, breaker.Options{Failures: 5, Delay: time.Second})
+	early := allow(t, b)
+	if u := b.Until(); !u.IsZero() {
+		t.Errorf("closed until %v", u)
+	}
+	allow(t, b).Open(errPeer)
+	early.Open(errPeer) // has no effect on the state that followed
+	for _, delay := range []time.Duration{time.Second, 2 * time.Second} {
+		if u := b.Until(); b.State() != breaker.Open || !u.Equal(clock.Now().Add(delay)) {
+			t.Fatalf("%s until %v at %v", b.State(), u, clock.Now())
+		}
+		clock.Advance(delay)
+		if u := b.Until(); !u.IsZero() {
+			t.Errorf("half-open until %v", u)
+		}
+		allow(t, b).Open(errPeer)
+	}
+}
+
 // TestRecovery follows the delays of failed probes, until one succeeds.
 func TestRecovery(t *testing.T) {
 	b, clock := open(t, breaker.Options{Failures: 1, Delay: time.Second, MaxDelay: 5 * time.Second})

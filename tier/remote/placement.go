@@ -3,9 +3,8 @@ package remote
 import (
 	"math"
 
-	"github.com/zeebo/xxh3"
-
 	"github.com/kvlane/kvlane/block"
+	"github.com/kvlane/kvlane/internal/rendezvous"
 	"github.com/kvlane/kvlane/metadata"
 )
 
@@ -23,7 +22,7 @@ type candidate struct {
 func NewPlacement(members []metadata.Member) Placement {
 	var p Placement
 	for i := range members {
-		p.servers = append(p.servers, candidate{xxh3.HashString(members[i].Name), float64(members[i].Weight)})
+		p.servers = append(p.servers, candidate{rendezvous.Seed(members[i].Name), float64(members[i].Weight)})
 	}
 	return p
 }
@@ -32,10 +31,7 @@ func NewPlacement(members []metadata.Member) Placement {
 func (p Placement) Server(anchor block.Key) int {
 	best, least := 0, math.Inf(1)
 	for i, s := range p.servers {
-		// u is uniform in (0, 1), so -ln(u)/weight is exponential with the rate weight. The server
-		// with the least value is chosen with the probability of its share of the weights.
-		u := (float64(xxh3.HashSeed(anchor[:], s.seed)>>11) + 0.5) / (1 << 53)
-		if v := -math.Log(u) / s.weight; v < least {
+		if v := rendezvous.Cost(anchor[:], s.seed, s.weight); v < least {
 			best, least = i, v
 		}
 	}

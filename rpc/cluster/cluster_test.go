@@ -255,13 +255,11 @@ func TestListChanges(t *testing.T) {
 	g.set(member(list[0], 1), member(list[1], 1))
 	waitFor(t, func() bool { return len(c.Stats().Servers) == 2 && statsOf(c, list[0]).Weight == 1 })
 	list[0].set(until(release))
-	before := list[0].runs.Load()
-	waitFor(t, func() bool { return list[0].runs.Load() > before })
+	waitFor(t, func() bool { n := list[0].current().Stats(); return n.Connections == 1 && n.Calls == 4 })
 	g.set(member(list[1], 1))
 	waitFor(t, func() bool { return len(c.Stats().Servers) == 1 })
-	waitFor(t, func() bool { n := list[0].current().Stats(); return n.Connections == 1 && n.Calls > 0 }) // of a removed server
 	time.Sleep(20 * time.Millisecond)
-	if n := list[0].current().Stats(); n.Connections != 1 || n.Calls == 0 {
+	if n := list[0].current().Stats(); n.Connections != 1 || n.Calls != 4 {
 		t.Errorf("a removed server with calls: %+v", n)
 	}
 	close(release)

@@ -254,6 +254,7 @@ func TestListChanges(t *testing.T) {
 	}
 	g.set(member(list[0], 1), member(list[1], 1))
 	waitFor(t, func() bool { return len(c.Stats().Servers) == 2 && statsOf(c, list[0]).Weight == 1 })
+	waitFor(t, func() bool { return list[0].current().Stats().Connections == 1 }) // calls of its former membership have ended
 	list[0].set(until(release))
 	waitFor(t, func() bool { n := list[0].current().Stats(); return n.Connections == 1 && n.Calls == 4 })
 	g.set(member(list[1], 1))

@@ -31,8 +31,8 @@ const (
 type ClientOptions struct {
 	// Connections selects how connections are used.
 	Connections Connections
-	// TLS encrypts the connections. nil: they are plain. Without a ServerName the server's certificate
-	// is checked for the host of the address.
+	// TLS encrypts the connections. nil: they are plain. Without a ServerName the server's
+	// certificate is checked for the host of the address.
 	TLS *tls.Config
 	// RDMA offers the server to use RDMA. nil, or if the server refuses: calls use TCP. It must
 	// outlive the client, and is not used with TLS.
@@ -197,8 +197,8 @@ func callError(ctx context.Context, err error) error {
 	return &Error{FailedSocket, "the connection failed", err}
 }
 
-// timedOut reports whether the deadline of ctx has passed. A dial with this deadline may fail before
-// ctx ends.
+// timedOut reports whether the deadline of ctx has passed. A dial with this deadline may fail
+// before ctx ends.
 func timedOut(ctx context.Context) bool {
 	end, ok := ctx.Deadline()
 	return ok && !time.Now().Before(end) && !errors.Is(ctx.Err(), context.Canceled)

@@ -17,8 +17,8 @@ import (
 	"github.com/kvlane/kvlane/rpc/cluster"
 )
 
-// A backup request answers for a server that hangs. The hanging attempt is cancelled, and the server
-// is ejected.
+// A backup request answers for a server that hangs. The hanging attempt is cancelled, and the
+// server is ejected.
 func TestBackupRequest(t *testing.T) {
 	list := nodes(t, 2)
 	list[0].set(hangs)
@@ -44,8 +44,8 @@ func TestBackupRequest(t *testing.T) {
 	}
 }
 
-// A call gets no backup request if its method is not idempotent, if it is answered in time, if there
-// is no other server, or if the budget is used up.
+// A call gets no backup request if its method is not idempotent, if it is answered in time, if
+// there is no other server, or if the budget is used up.
 func TestNoBackupRequest(t *testing.T) {
 	list := nodes(t, 2)
 	c := newClient(t, of(list...), cluster.Options{Idempotent: func(m string) bool { return m != method }, BackupAfter: time.Millisecond})

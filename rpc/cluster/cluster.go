@@ -175,8 +175,8 @@ func (c *Client) Close() error {
 type Stats struct {
 	Calls  int64 // calls that have ended
 	Failed int64 // of them, with an error of any code
-	// Retries are the repeated requests, without Backups. Refused are the repeated and backup requests
-	// that the budget (Options.RetryShare) prevented.
+	// Retries are the repeated requests, without Backups. Refused are the repeated and backup
+	// requests that the budget (Options.RetryShare) prevented.
 	Retries, Refused int64
 	// Backups are the backup requests. BackupWins are those that answered first.
 	Backups, BackupWins int64
@@ -191,12 +191,12 @@ type ServerStats struct {
 	Weight        int
 	InFlight      int   // attempts in progress
 	Attempts      int64 // attempts that have ended
-	// Failures are attempts that failed because of the server: connections that could not be made or
-	// that failed, time-outs, attempts that lost to their backup, and calls refused for overload or
-	// shutdown.
+	// Failures are attempts that failed because of the server: connections that could not be made
+	// or that failed, time-outs, attempts that lost to their backup, and calls refused for overload
+	// or shutdown.
 	Failures int64
-	// Ejections is the number of times that the server was taken out of use. Ejected reports whether
-	// it is now, and Why is the reason.
+	// Ejections is the number of times that the server was taken out of use. Ejected reports
+	// whether it is now, and Why is the reason.
 	Ejections int64
 	Ejected   bool
 	Why       error

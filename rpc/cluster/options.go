@@ -31,30 +31,30 @@ type Options struct {
 	// Client are the options of the connections to each server. Their backoff is not used: MinEject
 	// and MaxEject take its place.
 	Client rpc.ClientOptions
-	// MaxAttempts limits the attempts of a call. Attempts at further servers that cannot be connected
-	// to do not count. Default: 3.
+	// MaxAttempts limits the attempts of a call. Attempts at further servers that cannot be
+	// connected to do not count. Default: 3.
 	MaxAttempts int
 	// RetryShare limits repeated and backup requests to a share of the calls, after a burst of 10.
 	// Repeating a call that was not sent, or that a server in shutdown has refused, is not limited.
 	// Default: 0.1.
 	RetryShare float64
-	// Idempotent reports whether a method, SERVICE/METHOD, may run twice for one call. nil: no method
-	// may.
+	// Idempotent reports whether a method, SERVICE/METHOD, may run twice for one call. nil: no
+	// method may.
 	Idempotent func(method string) bool
 	// BackupAfter is the time without a response after which a call of an idempotent method is also
-	// sent to a second server. The first response counts, and the other attempt is cancelled. 0: there
-	// are no backup requests.
+	// sent to a second server. The first response counts, and the other attempt is cancelled. 0:
+	// there are no backup requests.
 	BackupAfter time.Duration
-	// Check checks a server through its client, at every CheckInterval, which also is its time limit,
-	// and before an ejected server is used again. An error ejects the server. nil: a new connection to
-	// an ejected server must succeed, and if it was not ejected for its connection, one call too.
-	// Default of CheckInterval: 5 s.
+	// Check checks a server through its client, at every CheckInterval, which also is its time
+	// limit, and before an ejected server is used again. An error ejects the server. nil: a new
+	// connection to an ejected server must succeed, and if it was not ejected for its connection,
+	// one call too. Default of CheckInterval: 5 s.
 	Check         func(ctx context.Context, c *rpc.Client) error
 	CheckInterval time.Duration
 	// Failures is the number of failed calls in a row that eject a server. Default: 3.
 	Failures int
-	// MinEject is the time for which a server is first ejected. Each failed check or call afterwards
-	// doubles it, up to MaxEject. Defaults: 100 ms and 5 s.
+	// MinEject is the time for which a server is first ejected. Each failed check or call
+	// afterwards doubles it, up to MaxEject. Defaults: 100 ms and 5 s.
 	MinEject, MaxEject time.Duration
 }
 

@@ -35,6 +35,10 @@ type clientConn struct {
 	err     error
 }
 
+// postBytes is the length from which another goroutine writes a request, so that the caller's context
+// ends the call even if the server does not read.
+const postBytes = 128 << 10
+
 // pendingCall is a call that waits for its response.
 type pendingCall struct {
 	id      int64
@@ -99,7 +103,7 @@ func (c *clientConn) start(ctx context.Context, r *Request) (*pendingCall, error
 	if err := c.register(p); err != nil {
 		return nil, notSent(err)
 	}
-	if err := c.send(meta, &r.message, o.attachment); err != nil {
+	if err := c.send(ctx, meta, &r.message, o.attachment); err != nil {
 		c.withdraw(p)
 		return nil, err
 	}
@@ -151,7 +155,7 @@ func (c *clientConn) withdraw(p *pendingCall) {
 
 // send queues a request. The first one of the connection has the credential. The caller still owns
 // the message and the attachment.
-func (c *clientConn) send(meta *pb.Meta, message *payload, attachment *chain.Chain) error {
+func (c *clientConn) send(ctx context.Context, meta *pb.Meta, message *payload, attachment *chain.Chain) error {
 	introduces := false
 	if len(c.c.o.Credential) > 0 && !c.introduced.Load() {
 		c.first.Lock()
@@ -178,6 +182,8 @@ func (c *clientConn) send(meta *pb.Meta, message *payload, attachment *chain.Cha
 	}
 	if introduces {
 		defer c.introduced.Store(true)
+	} else if o.bytes >= postBytes && ctx.Done() != nil {
+		return c.out.post(o) // the call may end before the server reads the request
 	}
 	return c.out.write(o)
 }
@@ -213,7 +219,7 @@ func (c *clientConn) read() error {
 }
 
 // response delivers a response to its call, or drops it if the call has ended.
-func (c *clientConn) response(in frameSource, meta *pb.Meta) error {
+func (c *clientConn) response(in frameSource, meta *pb.Meta, _ int64) error {
 	c.mu.Lock()
 	p := c.pending[meta.GetCorrelationId()]
 	delete(c.pending, meta.GetCorrelationId())

@@ -33,10 +33,18 @@ type request struct {
 
 // end releases the memory of a request and ends its call.
 func (q *request) end() {
+	q.free()
+	q.c.end()
+}
+
+// free releases the memory of a request. Later calls do nothing.
+func (q *request) free() {
 	q.message.Release()
 	q.attachment.Release()
-	q.release()
-	q.c.end()
+	if q.release != nil {
+		q.release()
+		q.release = nil
+	}
 }
 
 // run handles a request and sends its response.
@@ -231,6 +239,7 @@ func (q *request) fail(err error) {
 	}
 	meta := q.responseMeta(code)
 	meta.Response.ErrorText = proto.String(fmt.Sprintf("[%s]%s", q.c.conn.LocalAddr(), text))
+	q.free() // the client may not read the response soon
 	q.send(meta, payload{}, nil)
 }
 

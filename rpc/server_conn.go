@@ -21,6 +21,9 @@ import (
 // smallBody is the length up to which requests do not count towards MemoryBytes.
 const smallBody = 64 << 10
 
+// metaCost is the memory of a decoded meta with many user fields, by its length.
+const metaCost = 8
+
 // serverConn is a connection of a client.
 type serverConn struct {
 	s        *Server
@@ -74,7 +77,7 @@ func (c *serverConn) read() error {
 
 // readFrames reads frames until the connection ends or a frame is malformed. handle reads the data of
 // a message.
-func readFrames(in frameSource, streams *streamTable, handle func(frameSource, *pb.Meta) error) error {
+func readFrames(in frameSource, streams *streamTable, handle func(in frameSource, meta *pb.Meta, metaBytes int64) error) error {
 	for {
 		h, b, err := in.Next()
 		if err != nil {
@@ -89,7 +92,7 @@ func readFrames(in frameSource, streams *streamTable, handle func(frameSource, *
 			if err != nil {
 				return fmt.Errorf("decode the meta of a message: %w: %w", errdefs.ErrInvalid, err)
 			}
-			if err := handle(in, meta); err != nil {
+			if err := handle(in, meta, h.Meta); err != nil {
 				return err
 			}
 		}
@@ -97,10 +100,10 @@ func readFrames(in frameSource, streams *streamTable, handle func(frameSource, *
 }
 
 // request reads the data of a request and starts its call.
-func (c *serverConn) request(in frameSource, meta *pb.Meta) error {
+func (c *serverConn) request(in frameSource, meta *pb.Meta, metaBytes int64) error {
 	c.slot.Busy()
 	c.s.requests.Add(1)
-	release, err := c.s.budget.Take(c.s.ctx, in.Left())
+	release, err := c.s.budget.Take(c.s.ctx, min(in.Left()+metaCost*metaBytes, c.s.o.MemoryBytes))
 	if err != nil {
 		return err
 	}

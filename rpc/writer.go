@@ -1,6 +1,7 @@
 package rpc
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"runtime"
@@ -98,34 +99,15 @@ func (w *writer) overcrowded() bool {
 // write sends a frame, now or after the frames before it. It calls o.sent in any case. After an
 // error the connection is closed. The error is ErrBusy if twice the allowed bytes wait.
 func (w *writer) write(o output) error {
-	w.mu.Lock()
-	switch {
-	case w.err != nil:
-		err := w.err
-		w.mu.Unlock()
-		o.drop()
-		return err
-	case w.bytes > 2*w.max:
-		w.err = fmt.Errorf("write frame: %w: more than %d bytes wait for the peer", errdefs.ErrBusy, 2*w.max)
-		err := w.err
-		w.mu.Unlock()
-		_ = w.conn.Close() // the peer does not read
-		o.drop()
+	first, err := w.enqueue(o)
+	if !first || err != nil {
 		return err
 	}
-	w.bytes += o.bytes
-	w.pending = append(w.pending, o)
-	if w.busy {
-		w.mu.Unlock()
-		return nil
-	}
-	w.busy = true
-	w.mu.Unlock()
 	if o.bytes < flushBytes {
 		runtime.Gosched() // other goroutines may add frames
 	}
 	w.mu.Lock()
-	err := w.flushPending()
+	err = w.flushPending()
 	if len(w.pending) == 0 {
 		w.busy = false
 		w.mu.Unlock()
@@ -134,6 +116,40 @@ func (w *writer) write(o output) error {
 	w.mu.Unlock()
 	go w.drain()
 	return err
+}
+
+// post is like write, but another goroutine writes, so that it does not wait for the peer.
+func (w *writer) post(o output) error {
+	first, err := w.enqueue(o)
+	if first && err == nil {
+		go w.drain()
+	}
+	return err
+}
+
+// enqueue adds a frame to the queue. It reports whether the caller must write the queue.
+func (w *writer) enqueue(o output) (first bool, err error) {
+	w.mu.Lock()
+	switch {
+	case w.err != nil:
+		err := w.err
+		w.mu.Unlock()
+		o.drop()
+		return false, err
+	case w.bytes > 2*w.max:
+		w.err = fmt.Errorf("write frame: %w: more than %d bytes wait for the peer", errdefs.ErrBusy, 2*w.max)
+		err := w.err
+		w.mu.Unlock()
+		_ = w.conn.Close() // the peer does not read
+		o.drop()
+		return false, err
+	}
+	defer w.mu.Unlock()
+	w.bytes += o.bytes
+	w.pending = append(w.pending, o)
+	first = !w.busy
+	w.busy = true
+	return first, nil
 }
 
 // drain writes the queued frames. The caller has set busy.
@@ -205,11 +221,6 @@ func (w *writer) flush(batch ...output) error {
 		if err == nil {
 			err = w.add(&batch[i])
 		}
-		if err == nil && w.out.Buffered() >= flushBytes {
-			if err = w.out.Flush(); err == nil {
-				err = w.extend()
-			}
-		}
 	}
 	if err == nil {
 		err = w.out.Flush()
@@ -232,10 +243,10 @@ func (w *writer) extend() error {
 
 // add appends a frame to the next write.
 func (w *writer) add(o *output) error {
-	if err := w.out.Append(o.head); err != nil {
+	if err := w.put(o.head); err != nil {
 		return err
 	}
-	if err := w.out.Append(o.message); err != nil {
+	if err := w.put(o.message); err != nil {
 		return err
 	}
 	var err error
@@ -243,11 +254,30 @@ func (w *writer) add(o *output) error {
 		return err
 	}
 	for _, p := range w.list {
-		if err = w.out.Append(p); err != nil {
+		if err = w.put(p); err != nil {
 			return err
 		}
 	}
 	clear(w.list)
+	return nil
+}
+
+// put appends bytes to the next write. It begins a write, with its own deadline, whenever there are
+// flushBytes.
+func (w *writer) put(p []byte) error {
+	for len(p) > 0 {
+		n := min(len(p), flushBytes)
+		if err := w.out.Append(p[:n]); err != nil {
+			return err
+		}
+		p = p[n:]
+		if w.out.Buffered() < flushBytes {
+			continue
+		}
+		if err := errors.Join(w.out.Flush(), w.extend()); err != nil {
+			return err
+		}
+	}
 	return nil
 }
 

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"sync"
 )
 
 const (
@@ -14,12 +15,16 @@ const (
 	writerBytes = 64 << 10
 )
 
+// writerMemory has buffers of writers. Writers without bytes to write have none.
+var writerMemory = sync.Pool{New: func() any { return new([writerBytes]byte) }}
+
 // SegmentWriter collects bytes for a connection and writes many segments by one system call. It is
 // not safe for concurrent use.
 type SegmentWriter struct {
 	w        io.Writer
-	vectored bool        // w writes several segments by one call
-	buf      []byte      // copied bytes; never reallocated while segments refer to it
+	vectored bool // w writes several segments by one call
+	memory   *[writerBytes]byte
+	buf      []byte      // copied bytes, in memory
 	from     int         // of buf: the start of bytes that are in no segment yet
 	segments net.Buffers // referenced bytes and parts of buf
 	write    net.Buffers // the rest of segments during Flush
@@ -63,10 +68,11 @@ func (s *SegmentWriter) Copy(p []byte) error {
 	if s.err != nil {
 		return s.err
 	}
-	if s.buf == nil {
-		s.buf = make([]byte, 0, writerBytes)
-	}
 	for len(p) > 0 {
+		if s.memory == nil {
+			s.memory, _ = writerMemory.Get().(*[writerBytes]byte)
+			s.buf = s.memory[:0]
+		}
 		n := copy(s.buf[len(s.buf):cap(s.buf)], p)
 		s.buf, p = s.buf[:len(s.buf)+n], p[n:]
 		s.bytes += int64(n)
@@ -110,7 +116,11 @@ func (s *SegmentWriter) send() error {
 		}
 	}
 	clear(s.segments) // so that it keeps no memory of the caller
-	s.segments, s.buf, s.from, s.bytes = s.segments[:0], s.buf[:0], 0, 0
+	s.segments, s.from, s.bytes = s.segments[:0], 0, 0
+	if s.memory != nil {
+		writerMemory.Put(s.memory)
+		s.memory, s.buf = nil, nil
+	}
 	if s.err != nil {
 		s.err = fmt.Errorf("write to the connection: %w", s.err)
 	}

@@ -1,0 +1,307 @@
+package rpc_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"runtime"
+	"testing"
+	"time"
+
+	"github.com/klauspost/compress/snappy"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/rpc"
+	"github.com/kvlane/kvlane/rpc/chain"
+	"github.com/kvlane/kvlane/rpc/echo"
+	"github.com/kvlane/kvlane/wire"
+)
+
+// heapBytes returns the memory of live objects.
+func heapBytes() int64 {
+	runtime.GC()
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return int64(m.HeapAlloc)
+}
+
+// requestID reads a request and returns its correlation id.
+func requestID(conn net.Conn) (int64, error) {
+	f, err := readFrame(conn)
+	return f.reply.meta.GetCorrelationId(), err
+}
+
+// response returns a hand-made response to the call with an id.
+func response(id int64, message []byte, meta ...byte) []byte {
+	head := append(binary.AppendUvarint([]byte("\x12\x02\x08\x00\x20"), uint64(id)), meta...)
+	b := binary.BigEndian.AppendUint32([]byte("PRPC"), uint32(len(head)+len(message)))
+	b = binary.BigEndian.AppendUint32(b, uint32(len(head)))
+	return append(append(b, head...), message...)
+}
+
+// padded returns a message of n bytes, with an unknown field.
+func padded(n int) []byte {
+	rest := n - len(hello) - 3
+	return append(append(bytes.Clone(hello), 0x12, byte(rest&0x7f|0x80), byte(rest>>7)), make([]byte, rest)...)
+}
+
+// TestHostileServers makes calls of servers that send malformed or large responses. The call fails,
+// and the memory of the client is bounded.
+func TestHostileServers(t *testing.T) {
+	negative := binary.AppendUvarint([]byte{0x28}, 1<<64-1)
+	for name, c := range map[string]struct {
+		send   func(id int64) []byte
+		code   rpc.Code
+		cause  error
+		closed bool // the connection is not used any more
+	}{
+		"body at the limit": {func(id int64) []byte {
+			return response(id, padded(1003-6))
+		}, rpc.OK, nil, false},
+		"body over the limit": {func(id int64) []byte {
+			return response(id, padded(1003-6+1))
+		}, rpc.FailedSocket, errdefs.ErrNoSpace, true},
+		"meta over the limit":      {func(id int64) []byte { return response(id, hello, append([]byte{0x3a, 100}, make([]byte, 100)...)...) }, rpc.FailedSocket, errdefs.ErrNoSpace, true},
+		"attachment over the body": {func(id int64) []byte { return response(id, hello, 0x28, 8) }, rpc.BadResponse, nil, false},
+		"negative attachment":      {func(id int64) []byte { return response(id, hello, negative...) }, rpc.BadResponse, nil, false},
+		"decompressed over the limit": {func(id int64) []byte {
+			return response(id, snappy.Encode(nil, append([]byte("\x0a\xd0\x0f"), make([]byte, 2000)...)), 0x18, 1)
+		}, rpc.BadResponse, errdefs.ErrNoSpace, false},
+		"unknown compression": {func(id int64) []byte { return response(id, hello, 0x18, 9) }, rpc.BadResponse, errdefs.ErrNotSupported, false},
+		"malformed meta":      {func(id int64) []byte { return response(id, hello, 0xff) }, rpc.FailedSocket, errdefs.ErrInvalid, true},
+		"malformed message":   {func(id int64) []byte { return response(id, []byte("\x0a\x06hello")) }, rpc.BadResponse, nil, false},
+		"another magic":       {func(int64) []byte { return []byte("HTTP/1.1 400 Bad Request\r\n\r\n") }, rpc.FailedSocket, errdefs.ErrMismatch, true},
+		"unknown call":        {func(id int64) []byte { return append(response(id+1, make([]byte, 500)), response(id, hello)...) }, rpc.OK, nil, false},
+		"two responses":       {func(id int64) []byte { return append(response(id, hello), response(id, hello)...) }, rpc.OK, nil, false},
+		"half a header":       {func(int64) []byte { return []byte("PRPC\x00") }, rpc.FailedSocket, nil, true},
+		"half a body":         {func(id int64) []byte { return response(id, hello)[:20] }, rpc.FailedSocket, nil, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			l, err := net.Listen("tcp", "127.0.0.1:0")
+			if err != nil {
+				t.Fatal(err)
+			}
+			ended := make(chan error, 1)
+			go func() {
+				ended <- func() error {
+					conn, err := l.Accept()
+					if err != nil {
+						return err
+					}
+					defer func() { _ = conn.Close() }() // the client may have closed it
+					id, err := requestID(conn)
+					if err == nil {
+						_, err = conn.Write(c.send(id))
+					}
+					if err == nil && !c.closed { // a second call on the same connection
+						if id, err = requestID(conn); err == nil {
+							_, err = conn.Write(response(id, hello))
+						}
+					}
+					_, _ = conn.Read(make([]byte, 1)) // the client closes the connection
+					return err
+				}()
+			}()
+			client := newClient(t, l.Addr().String(), rpc.ClientOptions{MaxBodyBytes: 1003, MaxMetaBytes: 50, Stall: 200 * time.Millisecond})
+			_, err = echoCall(t.Context(), client, "first")
+			if rpc.CodeOf(err) != c.code || c.cause != nil && !errors.Is(err, c.cause) {
+				t.Errorf("%v, not code %d", err, c.code)
+			}
+			_ = l.Close() // no second connection
+			if got, err := echoCall(t.Context(), client, "second"); c.closed != (err != nil) || err == nil && got != "hello" {
+				t.Errorf("the next call: %q, %v", got, err)
+			}
+			if err := client.Close(); err != nil {
+				t.Error(err)
+			}
+			if err := <-ended; err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// TestServerThatClosesItsSide gets no response: the server half-closes the connection.
+func TestServerThatClosesItsSide(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error, 1)
+	go func() {
+		ended <- func() error {
+			conn, err := l.Accept()
+			if err != nil {
+				return err
+			}
+			defer func() { _ = conn.Close() }() // the client may have closed it
+			if _, err = requestID(conn); err == nil {
+				err = conn.(*net.TCPConn).CloseWrite()
+			}
+			_, _ = io.Copy(io.Discard, conn) // until the client closes its side too
+			return errors.Join(err, l.Close())
+		}()
+	}()
+	client := newClient(t, l.Addr().String(), rpc.ClientOptions{})
+	if _, err := echoCall(t.Context(), client, "hello"); rpc.CodeOf(err) != rpc.EndOfFile {
+		t.Error(err)
+	}
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+}
+
+// TestServerThatDoesNotRead makes calls whose requests are not read. When too many bytes wait, calls
+// fail, and after a while the connection ends. The memory is bounded.
+func TestServerThatDoesNotRead(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = l.Close() }() // the test has ended
+	const limit = 4 << 20
+	client := newClient(t, l.Addr().String(), rpc.ClientOptions{MaxUnsentBytes: limit, Stall: 500 * time.Millisecond})
+	before, most, refused := heapBytes(), int64(0), 0
+	for i := 0; i < 200 && refused < 20; i++ {
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Millisecond)
+		_, err := echoCall(ctx, client, string(make([]byte, 1<<20)))
+		cancel()
+		switch rpc.CodeOf(err) {
+		case rpc.TimedOut:
+		case rpc.Overcrowded:
+			refused++
+			most = max(most, heapBytes()-before)
+		default:
+			t.Fatal(err)
+		}
+	}
+	t.Logf("%d calls refused, %d bytes of memory", refused, most)
+	if refused < 20 || most > 3*limit {
+		t.Errorf("%d calls were refused, with %d bytes of memory for a limit of %d", refused, most, limit)
+	}
+	waitFor(t, func() bool { // until the client uses another connection
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Millisecond)
+		defer cancel()
+		_, err := echoCall(ctx, client, "hello")
+		return rpc.CodeOf(err) == rpc.TimedOut
+	})
+}
+
+// TestMemoryOfAClientThatDoesNotRead sends requests without reading responses, until the server
+// closes the connection. Its memory is bounded.
+func TestMemoryOfAClientThatDoesNotRead(t *testing.T) {
+	const limit, request1MiB = 4 << 20, 1 << 20
+	s, addr := startServer(t, rpc.ServerOptions{MaxUnsentBytes: limit, Stall: time.Second})
+	conn := dial(t, addr)
+	frame := request(append(bytes.Clone(hello), make([]byte, request1MiB)...), append([]byte{0x28}, binary.AppendUvarint(nil, request1MiB)...)...)
+	before, most, sent := heapBytes(), int64(0), 0
+	for ; sent < 256; sent++ {
+		if _, err := conn.Write(frame); err != nil {
+			break // the server has closed the connection
+		}
+		if sent%16 == 0 {
+			most = max(most, heapBytes()-before)
+		}
+	}
+	t.Logf("%d MiB sent, %d bytes of memory, %+v", sent, most, s.Stats())
+	if most > 5*limit || s.Stats().Rejected == 0 {
+		t.Errorf("%d bytes of memory for a limit of %d, %+v", most, limit, s.Stats())
+	}
+	waitFor(t, func() bool { return s.Stats().Connections == 0 })
+}
+
+// TestSlowReader reads a response in longer than Stall, at a rate that the server must accept.
+func TestSlowReader(t *testing.T) {
+	const n, stall = 16 << 20, 400 * time.Millisecond
+	_, addr := startServer(t, rpc.ServerOptions{Stall: stall})
+	conn := dial(t, addr)
+	if err := conn.(*net.TCPConn).SetReadBuffer(64 << 10); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := conn.Write(request(append(bytes.Clone(hello), make([]byte, n)...), append([]byte{0x28}, binary.AppendUvarint(nil, n)...)...)); err != nil {
+		t.Fatal(err)
+	}
+	began, got, buf := time.Now(), 0, make([]byte, 128<<10)
+	for got < n {
+		k, err := io.ReadFull(conn, buf)
+		if got += k; err != nil {
+			t.Fatalf("after %d bytes and %v: %v", got, time.Since(began), err)
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	if d := time.Since(began); d < 2*stall {
+		t.Errorf("read in %v: too fast to show anything", d)
+	}
+}
+
+// TestAttachmentLimits sends attachments at and over the limit of the body.
+func TestAttachmentLimits(t *testing.T) {
+	s, addr := startServer(t, rpc.ServerOptions{MaxBodyBytes: 10_000})
+	client := newClient(t, addr, rpc.ClientOptions{})
+	for n, want := range map[int]rpc.Code{9_900: rpc.OK, 10_000: rpc.EndOfFile} {
+		got := new(chain.Chain)
+		_, err := echoCall(t.Context(), client, "attached", rpc.WithAttachment(chain.OfBytes(make([]byte, n))), rpc.ReceiveAttachment(got))
+		if code := rpc.CodeOf(err); code != want && (want == rpc.OK || code != rpc.FailedSocket) || err == nil && got.Len() != int64(n) {
+			t.Errorf("%d bytes: %d, %v", n, got.Len(), err)
+		}
+		got.Release()
+	}
+	waitFor(t, func() bool { return s.Stats().Broken == 1 })
+}
+
+// TestMemoryOfUserFields has calls in progress with as many user fields as a meta may have.
+func TestMemoryOfUserFields(t *testing.T) {
+	block := make(chan struct{})
+	s, addr := serve(t, rpc.ServerOptions{MemoryBytes: 16 << 20, MaxBodyBytes: 8 << 20, Stall: 200 * time.Millisecond}, echo.NewEchoService(echoFunc(func(context.Context, *echo.EchoRequest) (*echo.EchoResponse, error) {
+		<-block
+		return &echo.EchoResponse{Message: proto.String("")}, nil
+	})))
+	var meta []byte
+	for i := 0; len(meta) < 1<<20-100; i++ {
+		key := fmt.Sprintf("%x", i)
+		meta = append(append(meta, 0x4a, byte(2+len(key)), 0x0a, byte(len(key))), key...)
+	}
+	frame := request(hello, meta...)
+	before := heapBytes()
+	conn := dial(t, addr)
+	for range 8 {
+		if _, err := conn.Write(frame); err != nil {
+			break // the server has waited for memory in vain
+		}
+	}
+	used := heapBytes() - before
+	t.Logf("%+v, %d bytes of memory", s.Stats(), used)
+	if used > 24<<20 || s.Stats().Requests < 2 {
+		t.Errorf("%d bytes of memory, %+v", used, s.Stats())
+	}
+	close(block)
+}
+
+// TestConnectionLimit opens a connection too many. It is refused while all others were used a moment
+// ago, and later takes the place of the one that has been idle longest.
+func TestConnectionLimit(t *testing.T) {
+	s, addr := startServer(t, rpc.ServerOptions{MaxConnections: 2})
+	var conns []net.Conn
+	for range 2 {
+		conns = append(conns, dial(t, addr))
+		if _, err := conns[len(conns)-1].Write(request(hello)); err != nil || nextReply(t, conns[len(conns)-1]).meta.GetResponse().GetErrorCode() != 0 {
+			t.Fatal(err)
+		}
+	}
+	if isOpen(t, dial(t, addr)) {
+		t.Error("a third connection is open")
+	}
+	time.Sleep(wire.Grace + 100*time.Millisecond)
+	third := dial(t, addr)
+	if _, err := third.Write(request(hello)); err != nil || nextReply(t, third).meta.GetResponse().GetErrorCode() != 0 {
+		t.Fatal(err)
+	}
+	if isOpen(t, conns[0]) || !isOpen(t, conns[1]) || s.Stats().Connections != 2 {
+		t.Errorf("%+v", s.Stats())
+	}
+}

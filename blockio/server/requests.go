@@ -238,17 +238,21 @@ type lease struct {
 func (c *conn) lease(ctx context.Context, q *blockio.Request) (id uint64, n uint32) {
 	l := new(lease)
 	seen := make(map[block.Key]bool, len(q.Keys))
-	for i := range q.Keys {
+	for i := 0; i < len(q.Keys); {
+		// Keys of one identity are leased together.
 		s := c.spaces[q.Keys[i].Identity]
-		if s == nil || seen[q.Keys[i].Key] {
+		var keys []block.Key
+		for ; i < len(q.Keys) && s != nil && c.spaces[q.Keys[i].Identity] == s && !seen[q.Keys[i].Key]; i++ {
+			seen[q.Keys[i].Key] = true
+			keys = append(keys, q.Keys[i].Key)
+		}
+		if len(keys) == 0 {
 			break
 		}
-		b, err := s.Lease(ctx, q.Keys[i].Key)
-		if err != nil {
+		blocks, err := s.LeasePrefix(ctx, keys)
+		if l.blocks = append(l.blocks, blocks...); err != nil {
 			break
 		}
-		seen[q.Keys[i].Key] = true
-		l.blocks = append(l.blocks, b)
 	}
 	if len(l.blocks) == 0 {
 		return 0, 0

@@ -7,6 +7,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/blockio"
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/blockhost"
@@ -166,16 +167,25 @@ func (c *conn) look(a *answer) (later bool) {
 }
 
 func (c *conn) exist(ctx context.Context, q *blockio.Request, r *blockio.Result) {
+	n := len(q.Keys)
+	keys, present, durable := make([]block.Key, n), make([]bool, n), make([]bool, n)
 	for i := range q.Keys {
-		var p blockio.Presence
-		if s := c.spaces[q.Keys[i].Identity]; s != nil {
-			var err error
-			if p.Present, p.Durable, err = s.Find(ctx, q.Keys[i].Key); err != nil {
-				*r = blockio.Result{Status: diskStatus(err), Credits: r.Credits}
-				return
-			}
+		keys[i] = q.Keys[i].Key
+	}
+	for i := 0; i < n; {
+		first, s := i, c.spaces[q.Keys[i].Identity]
+		for ; i < n && c.spaces[q.Keys[i].Identity] == s; i++ {
 		}
-		r.Presence = append(r.Presence, p)
+		if s == nil {
+			continue
+		}
+		if err := s.Find(ctx, keys[first:i], present[first:i], durable[first:i]); err != nil {
+			*r = blockio.Result{Status: diskStatus(err), Credits: r.Credits}
+			return
+		}
+	}
+	for i := range keys {
+		r.Presence = append(r.Presence, blockio.Presence{Present: present[i], Durable: durable[i]})
 	}
 }
 

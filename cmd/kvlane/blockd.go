@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net"
 	"os"
+	"path/filepath"
 
 	"github.com/spf13/cobra"
 
@@ -22,13 +23,14 @@ import (
 	"github.com/kvlane/kvlane/tier"
 	"github.com/kvlane/kvlane/tier/file"
 	"github.com/kvlane/kvlane/tier/log"
+	"github.com/kvlane/kvlane/tier/object"
 )
 
 // blockdFlags are the flags of a block server.
 type blockdFlags struct {
 	listen                             string
 	cacheBytes, tenantBytes, diskBytes int64
-	fileDir, logDir                    string
+	fileDir, logDir, object            string
 	credentials                        auth.ServerOptions
 	rdma                               rdmaFlags
 }
@@ -38,7 +40,7 @@ func newBlockdCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "blockd",
 		Short: "Run a block server",
-		Long: `blockd keeps blocks for clients on other machines, in memory and, with --file-dir or --log-dir, on disk. It runs until it is interrupted: then it
+		Long: `blockd keeps blocks for clients on other machines, in memory and, with --file-dir, --log-dir or --object, on disk or in a bucket. It runs until it is interrupted: then it
 refuses new requests, ends those in progress, writes the blocks that are not on disk yet, and exits.
 
 Without client credentials every client has access, so the server listens on loopback addresses only; --insecure permits other addresses. Credentials are
@@ -60,9 +62,11 @@ moves are not encrypted.`,
 	fl.StringVar(&f.fileDir, "file-dir", "", "directory of blocks, one file each, below a directory for each tenant and identity")
 	fl.StringVar(&f.logDir, "log-dir", "", "the same with a log for each identity")
 	fl.Var(sizeValue{&f.diskBytes}, "disk-bytes", "bytes on disk of each tenant; with --log-dir of each identity")
+	fl.StringVar(&f.object, "object", "", "bucket for blocks instead of a disk, s3://BUCKET/PREFIX, with a folder for each tenant")
+	registerSettings(fl, bucketFlags...)
 	registerServerCredentials(fl, &f.credentials)
 	f.rdma.registerNICs(fl)
-	cmd.MarkFlagsMutuallyExclusive("file-dir", "log-dir")
+	cmd.MarkFlagsMutuallyExclusive("file-dir", "log-dir", "object")
 	return cmd
 }
 
@@ -71,6 +75,11 @@ func (f *blockdFlags) run(cmd *cobra.Command) (err error) {
 	ctx := cmd.Context()
 	m := metricsOf(ctx)
 	m.SetReady(func() error { return errors.New("the block server does not listen yet") })
+	if f.object != "" {
+		if _, _, err := object.ParseURL(f.object); err != nil {
+			return asUsage(err)
+		}
+	}
 	if f.cacheBytes <= 0 || f.tenantBytes < 0 || f.diskBytes <= 0 {
 		return usagef("--cache-bytes and --disk-bytes must be positive, --tenant-bytes not negative")
 	}
@@ -81,7 +90,7 @@ func (f *blockdFlags) run(cmd *cobra.Command) (err error) {
 	if err != nil {
 		return asUsage(err)
 	}
-	host, err := blockhost.New(blockhost.Options{CapacityBytes: f.cacheBytes, TenantBytes: f.tenantBytes, Disk: f.disk(ctx)})
+	host, err := blockhost.New(blockhost.Options{CapacityBytes: f.cacheBytes, TenantBytes: f.tenantBytes, Disk: f.disk(ctx, accessOf(cmd))})
 	if err != nil {
 		return asUsage(err)
 	}
@@ -128,7 +137,14 @@ func closeWithin(ctx context.Context, end func(context.Context) error) error {
 }
 
 // disk returns the disk that the flags select, or nil.
-func (f *blockdFlags) disk(ctx context.Context) *blockhost.Disk {
+func (f *blockdFlags) disk(ctx context.Context, bucket bucketAccess) *blockhost.Disk {
+	if f.object != "" {
+		return &blockhost.Disk{Open: func(ctx context.Context, dir string, format block.Format) (tier.Tier, error) {
+			c := bucket.config(f.object + "/" + filepath.Dir(dir))
+			c.Formats, c.Timeout = block.Formats{format}, 0
+			return object.Open(ctx, c)
+		}}
+	}
 	fsys := dirfs.Of(ctx)
 	root := cmp.Or(f.fileDir, f.logDir)
 	if root == "" {

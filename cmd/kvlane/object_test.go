@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -100,6 +101,40 @@ func TestObjectReplayWhileTheServerFails(t *testing.T) {
 	replayReport(t.Context(), t, args...)
 	if r := replayReport(t.Context(), t, args...); r.PrefixHits < whole.PrefixHits || r.Mismatches != 0 {
 		t.Errorf("after the faults: %d hits, want at least %d", r.PrefixHits, whole.PrefixHits)
+	}
+}
+
+// A block server keeps its blocks in a bucket. Another one without memory of them serves them after
+// the first was killed. A server without its bucket serves its memory.
+func TestObjectBehindABlockServer(t *testing.T) {
+	s3test.Setenv(t)
+	s := s3test.Start(t, "versitygw")
+	bin := command(t)
+	flags := []string{"--cache-bytes", "256MiB", "--object", "s3://" + s3test.Bucket + "/servers", "--object-endpoint", s.URL()}
+	server := startBlockd(t, bin, "127.0.0.1:0", flags...)
+	replayed := func() *replay.Report {
+		return start(t, bin, objectReplay("--pipeline", "cache|remote", "--remote", server.addr)...).report(t)
+	}
+	first := replayed()
+	if _, err := server.end(t, syscall.SIGTERM); err != nil { // it writes all blocks
+		t.Fatal(err)
+	}
+	for _, sig := range []syscall.Signal{syscall.SIGKILL, syscall.SIGTERM} {
+		server = startBlockd(t, bin, "127.0.0.1:0", flags...)
+		r := replayed()
+		if r.Mismatches+r.LoadErrors+r.DumpErrors != 0 || r.PrefixHits <= first.PrefixHits {
+			t.Errorf("%d hits, %d before; %d mismatches, %d load and %d dump errors", r.PrefixHits, first.PrefixHits, r.Mismatches, r.LoadErrors, r.DumpErrors)
+		}
+		if sig == syscall.SIGTERM {
+			s.Stop()
+			if r := replayed(); r.Mismatches+r.DumpErrors != 0 {
+				t.Errorf("without the bucket: %d mismatches, %d dump errors", r.Mismatches, r.DumpErrors)
+			}
+		}
+		_, _ = server.end(t, sig) // a killed process has an error
+	}
+	if code, _, stderr := execute(t, "blockd", "--object", "bucket"); code != exitUsage || !strings.Contains(stderr, "s3://BUCKET/PREFIX") {
+		t.Errorf("exit code %d: %s", code, stderr)
 	}
 }
 

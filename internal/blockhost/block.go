@@ -105,12 +105,11 @@ func (s *Space) Get(key block.Key) (Block, error) {
 // ErrNotFound for a miss, and ErrBusy if leases would have more than half of the memory or disk. A
 // block on disk only has no Bytes.
 func (s *Space) Lease(ctx context.Context, key block.Key) (Block, error) {
-	if b, err := s.retain(ctx, key); b.s != nil || err != nil {
-		return b, err
+	blocks, err := s.LeasePrefix(ctx, []block.Key{key})
+	if len(blocks) == 0 {
+		return Block{}, err
 	}
-	s.h.mu.Lock()
-	defer s.h.mu.Unlock()
-	return s.pin(key, true)
+	return blocks[0], nil
 }
 
 // pin pins a complete block in memory. The caller holds mu.

@@ -25,6 +25,7 @@ const (
 // opened when their identity is declared. Complete blocks are written in the background. Memory has
 // the blocks that were used last.
 type Disk struct {
+	// Root is the directory. Empty: Open needs none, and the directories are only names.
 	Root string
 	// TenantBytes bounds the leases of a tenant's blocks on disk, to half of it. Zero: no bound.
 	TenantBytes int64
@@ -289,18 +290,22 @@ func (s *Space) openDisk(ctx context.Context, tenantName string) error {
 	}
 	parent := filepath.Join(d.Root, tenantName)
 	dir := filepath.Join(parent, s.format.Identity.String())
-	if err := os.MkdirAll(parent, 0o700); err != nil {
-		return fmt.Errorf("make the directory of a tenant: %w", err)
-	}
-	if err := h.trim(s.t, parent, filepath.Base(dir)); err != nil {
-		return err
+	if d.Root != "" {
+		if err := os.MkdirAll(parent, 0o700); err != nil {
+			return fmt.Errorf("make the directory of a tenant: %w", err)
+		}
+		if err := h.trim(s.t, parent, filepath.Base(dir)); err != nil {
+			return err
+		}
 	}
 	opened, err := d.Open(ctx, dir, s.format)
 	if err != nil {
 		return fmt.Errorf("open identity %s: %w", s.format.Identity, err)
 	}
-	now := time.Now()
-	_ = os.Chtimes(dir, now, now) // the time of the last use, for trim; it counts no failure
+	if d.Root != "" {
+		now := time.Now()
+		_ = os.Chtimes(dir, now, now) // the time of the last use, for trim; it counts no failure
+	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	s.disk = opened

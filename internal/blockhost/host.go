@@ -73,8 +73,8 @@ func New(o Options) (*Host, error) {
 	if o.CapacityBytes <= 0 || o.TenantBytes < 0 {
 		return nil, fmt.Errorf("open block host of %d bytes, and %d for each tenant: %w", o.CapacityBytes, o.TenantBytes, errdefs.ErrInvalid)
 	}
-	if d := o.Disk; d != nil && (d.Root == "" || d.Open == nil || d.TenantBytes < 0) {
-		return nil, fmt.Errorf("open block host with a disk at %q: %w", d.Root, errdefs.ErrInvalid)
+	if d := o.Disk; d != nil && (d.Open == nil || d.TenantBytes < 0) {
+		return nil, fmt.Errorf("open block host with a disk at %q, %d bytes for each tenant: %w", d.Root, d.TenantBytes, errdefs.ErrInvalid)
 	}
 	h := &Host{o: o, free: make(map[int64][]*memory), tenants: make(map[string]*tenant)}
 	if o.Disk != nil {

@@ -10,42 +10,84 @@ import (
 	"github.com/kvlane/kvlane/tier"
 )
 
-// Find reports whether a block is complete, and whether it is durable. It is no use of the block.
-func (s *Space) Find(ctx context.Context, key block.Key) (present, durable bool, err error) {
+// Find reports which blocks are complete, and which are durable, in present and durable, of the
+// length of keys. It is no use of the blocks.
+func (s *Space) Find(ctx context.Context, keys []block.Key, present, durable []bool) error {
+	clear(durable)
 	if s.disk != nil {
-		var state [1]tier.State
-		if err := s.disk.Lookup(ctx, []block.Key{key}, state[:]); err != nil {
-			return false, false, err
+		states := make([]tier.State, len(keys))
+		if err := s.disk.Lookup(ctx, keys, states); err != nil {
+			return err
 		}
-		durable = state[0] == tier.Ready
+		for i, st := range states {
+			durable[i] = st == tier.Ready
+		}
 	}
-	return durable || s.Contains(key), durable, nil
+	for i, key := range keys {
+		present[i] = durable[i] || s.Contains(key)
+	}
+	return nil
 }
 
-// retain leases a block on disk. The result has no space if the block is not there.
-func (s *Space) retain(ctx context.Context, key block.Key) (Block, error) {
+// LeasePrefix leases blocks in order, up to the first that Lease would not lease, whose error it
+// returns.
+func (s *Space) LeasePrefix(ctx context.Context, keys []block.Key) (blocks []Block, err error) {
+	for len(blocks) < len(keys) {
+		onDisk, err := s.retain(ctx, keys[len(blocks):])
+		if blocks = append(blocks, onDisk...); err != nil {
+			return blocks, err
+		}
+		inMemory, err := s.pinPrefix(keys[len(blocks):])
+		if blocks = append(blocks, inMemory...); len(inMemory) == 0 && len(blocks) < len(keys) {
+			return blocks, err
+		}
+	}
+	return blocks, nil
+}
+
+// pinPrefix leases blocks in memory, up to the first error.
+func (s *Space) pinPrefix(keys []block.Key) (blocks []Block, err error) {
+	s.h.mu.Lock()
+	defer s.h.mu.Unlock()
+	for _, key := range keys {
+		b, err := s.pin(key, true)
+		if err != nil {
+			return blocks, err
+		}
+		blocks = append(blocks, b)
+	}
+	return blocks, nil
+}
+
+// retain leases blocks on disk, up to the first that is not there.
+func (s *Space) retain(ctx context.Context, keys []block.Key) ([]Block, error) {
 	if s.disk == nil {
-		return Block{}, nil
+		return nil, nil
 	}
 	h, t, n := s.h, s.t, s.format.Layout.ImageBytes()
 	h.mu.Lock()
 	most := h.o.Disk.TenantBytes / 2
-	if most > 0 && t.retained+n > most {
-		h.mu.Unlock()
-		return Block{}, fmt.Errorf("lease block %s: leases have %d bytes of %d on disk: %w", key, t.retained, 2*most, errdefs.ErrBusy)
+	if most > 0 {
+		keys = keys[:min(int64(len(keys)), max(0, most-t.retained)/n)]
 	}
-	t.retained += n // before the tier: another lease may come
+	if len(keys) == 0 {
+		defer h.mu.Unlock()
+		return nil, fmt.Errorf("lease a block: leases have %d bytes of %d on disk: %w", t.retained, 2*most, errdefs.ErrBusy)
+	}
+	asked := n * int64(len(keys))
+	t.retained += asked // before the tier: another lease may come
 	h.mu.Unlock()
-	pins, err := s.disk.Retain(ctx, []block.Key{key})
+	pins, err := s.disk.Retain(ctx, keys)
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if pins == 0 {
-		t.retained -= n
-		return Block{}, err
+	t.retained -= asked - n*int64(pins)
+	t.usage.Hits += int64(pins)
+	t.usage.Leased += int64(pins)
+	blocks := make([]Block, pins)
+	for i := range blocks {
+		blocks[i] = Block{s: s, key: keys[i]}
 	}
-	t.usage.Hits++
-	t.usage.Leased++
-	return Block{s: s, key: key}, nil
+	return blocks, err
 }
 
 // releaseDisk ends a lease on disk. It does nothing for the zero Block.

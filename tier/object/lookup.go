@@ -43,6 +43,10 @@ func (t *Tier) find(ctx context.Context, keys []block.Key) (map[block.Key]bool, 
 	defer cancel()
 	s := search{t: t, ready: make(map[block.Key]bool)}
 	s.each(t.runs(keys), func(run []wanted) {
+		if run[0].alone {
+			s.head(within, run[0])
+			return
+		}
 		rest := s.page(within, run[0].run, run)
 		s.each(group(rest, func(w wanted) string { return w.part }), func(part []wanted) {
 			rest := s.page(within, part[0].part, part)

@@ -39,7 +39,10 @@ func folderName(formats block.Formats) string {
 }
 
 // place is the place of a block. The names of its run and part end in a slash.
-type place struct{ run, part, name string }
+type place struct {
+	run, part, name string
+	alone           bool // it has no anchor
+}
 
 // place returns the place of a block. A block without an anchor is a run of its own.
 func (t *Tier) place(key block.Key) place {
@@ -49,7 +52,7 @@ func (t *Tier) place(key block.Key) place {
 		anchor, part = key, key
 	}
 	anchor, part = t.c.Formats.Untagged(anchor), t.c.Formats.Untagged(part)
-	var p place
+	p := place{alone: !ok}
 	p.run = t.folder + hex.EncodeToString(anchor[:anchorBytes]) + "/"
 	p.part = p.run + hex.EncodeToString(part[:partBytes]) + "/"
 	p.name = p.part + key.String()

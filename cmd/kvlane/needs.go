@@ -75,6 +75,10 @@ var needs = append(settingNeeds(), []need{
 		met: settings.Either(settings.Given("file-dir"), settings.Given("log-dir")), lacks: "--file-dir DIR",
 	},
 	{
+		commands: []string{"blockd"}, flags: bucketFlags,
+		met: settings.Given("object"), lacks: "--object",
+	},
+	{
 		commands: []string{"blockd"}, flags: []string{"rdma-provider", "nic", "rdma-port", "rdma-gid-index", "rdma-mtu"},
 		met: settings.Either(settings.Given("tokens"), settings.Given("tls-client-ca")), lacks: "--tokens FILE or --tls-client-ca FILE",
 	},

@@ -65,6 +65,8 @@ func brpcCases() []peerCase {
 		{name: "stream-big", about: "a message of 20 MiB", client: "-stream=one -big=20971520 -msg=sink", want: "close 0 / stream closed / stream open ok / write 0 / write big 0", live: true},
 		{name: "stream-big-echo", about: "a message of 20 MiB and back", client: "-stream=one -big=20971520 -msg=echo", want: "close 0 / stream closed / stream got 20971520 bytes / stream got 26 bytes / stream open ok / write 0 / write big 0", live: true},
 		{name: "stream-flood", about: "512 messages of 64 KiB and back, 16 windows", client: "-stream=flood -flood=512 -msg=echo", want: "close 0 / echoed 512 wrong 0 / stream closed / stream open ok", live: true},
+		{name: "stream-parallel", about: "16 floods on a connection", client: "-stream=flood -flood=64 -msg=echo -parallel=16", want: "16x close 0 / 16x echoed 64 wrong 0 / 16x stream closed / 16x stream open ok", live: true},
+		{name: "stream-continuation", about: "pieces of 1 KiB, where brpc sends", client: "-stream=one -big=30000 -msg=echo -stream_write_max_segment_size=1024", server: "-stream_write_max_segment_size=1024", want: "close 0 / stream closed / stream got 26 bytes / stream got 30000 bytes / stream open ok / write 0 / write big 0", live: true},
 	}
 	for _, code := range []string{"1", "1001", "1003", "1004", "1008", "1011", "1014", "1018", "12345", "2001", "2002", "2003", "2004", "2005", "3001", "3002"} {
 		list = append(list, peerCase{name: "err-set-" + code, about: "the handler fails with the code", client: "-att=ATTACHED -msg=ERR" + code, want: "failed code=" + code})

@@ -44,7 +44,7 @@ func callPeer(t *testing.T, addr string, f flags) []string {
 	o := rpc.ClientOptions{Credential: []byte(f["auth"])}
 	o.Connections = map[string]rpc.Connections{"": rpc.Single, "single": rpc.Single, "pooled": rpc.Pooled, "short": rpc.Short}[f["conn"]]
 	if _, ok := f["tls"]; ok {
-		o.TLS = &tls.Config{InsecureSkipVerify: true} //nolint:gosec // the peers verify nothing either
+		o.TLS = &tls.Config{InsecureSkipVerify: true} // the peers verify nothing either
 	}
 	client, err := rpc.NewClient(addr, o)
 	if err != nil {
@@ -65,7 +65,11 @@ func callPeer(t *testing.T, addr string, f flags) []string {
 	switch {
 	case f["stream"] != "":
 		var o outcomes
-		useStreams(t, client, f, &o)
+		var group sync.WaitGroup
+		for range f.number("parallel", 1) {
+			group.Go(func() { useStreams(t, client, f, &o) })
+		}
+		group.Wait()
 		return o.list
 	case f["second"] != "":
 		first := make(chan string, 1)

@@ -161,13 +161,13 @@ class ClientStream : public brpc::StreamInputHandler {
 public:
     int on_received_messages(brpc::StreamId, butil::IOBuf* const messages[], size_t n) override {
         for (size_t i = 0; i < n; i++) {
-            if (FLAGS_flood == 0) {
-                Print("stream got " + std::to_string(messages[i]->size()) + " bytes");
-                continue;
-            }
             uint32_t index = 0;
             messages[i]->copy_to(&index, sizeof index);
-            if (index != echoed || messages[i]->size() != 64 << 10) wrong++;
+            if (FLAGS_flood == 0) {
+                Print("stream got " + std::to_string(messages[i]->size()) + " bytes");
+            } else if (index != echoed || messages[i]->size() != 64 << 10) {
+                wrong++;
+            }
             echoed++;
         }
         return 0;
@@ -183,6 +183,7 @@ static std::string WriteOutcome(int rc) {
 
 static void UseStreams(const brpc::StreamIds& ids, ClientStream* handler) {
     Print("stream open ok");
+    uint32_t want = FLAGS_flood; // echoed messages
     std::string flood(64 << 10, 'f');
     for (uint32_t i = 0; i < uint32_t(FLAGS_flood); i++) {
         memcpy(&flood[0], &i, sizeof i);
@@ -203,8 +204,9 @@ static void UseStreams(const brpc::StreamIds& ids, ClientStream* handler) {
             message.append(std::string(FLAGS_big, 'x'));
             Print("write big " + WriteOutcome(Write(ids[k], message)));
         }
+        if (FLAGS_msg == "echo" && !FLAGS_noclienthandler) want += count + (FLAGS_big > 0);
     }
-    for (int i = 0; i < 500 && handler->echoed < uint32_t(FLAGS_flood); i++) usleep(20 * 1000);
+    for (int i = 0; i < 500 && handler->echoed < want; i++) usleep(20 * 1000);
     if (FLAGS_flood > 0) Print("echoed " + std::to_string(handler->echoed) + " wrong " + std::to_string(handler->wrong));
     usleep(200 * 1000);
     for (brpc::StreamId id : ids) Print("close " + WriteOutcome(brpc::StreamClose(id)));
@@ -275,21 +277,6 @@ static int CallServer() {
     google::protobuf::DescriptorPool pool;
     const auto* method = FindMethod(&pool);
     const std::string text = FLAGS_bigmsg > 0 ? std::string(FLAGS_bigmsg, 'm') : FLAGS_msg;
-    if (!FLAGS_stream.empty()) {
-        static ClientStream handler; // callbacks may follow the end of this function
-        Call call(text);
-        brpc::StreamOptions so;
-        if (!FLAGS_noclienthandler) so.handler = &handler;
-        brpc::StreamIds ids;
-        if (brpc::StreamCreate(ids, FLAGS_streams, call.c, &so) != 0) return 1;
-        channel.CallMethod(method, &call.c, &call.in, &call.out, nullptr);
-        if (call.c.Failed()) {
-            call.Outcome();
-        } else {
-            UseStreams(ids, &handler);
-        }
-        return 0;
-    }
     if (FLAGS_cancel > 0 || FLAGS_second > 0) {
         Call call(text);
         const brpc::CallId id = call.c.call_id();
@@ -311,8 +298,17 @@ static int CallServer() {
         threads.emplace_back([&] {
             for (int i = 0; i < FLAGS_n; i++) {
                 Call call(text);
+                brpc::StreamIds ids;
+                brpc::StreamOptions so;
+                auto* handler = new ClientStream; // callbacks may follow the end of this function
+                if (!FLAGS_noclienthandler) so.handler = handler;
+                if (!FLAGS_stream.empty()) brpc::StreamCreate(ids, FLAGS_streams, call.c, &so);
                 channel.CallMethod(method, &call.c, &call.in, &call.out, nullptr);
-                call.Outcome();
+                if (FLAGS_stream.empty() || call.c.Failed()) {
+                    call.Outcome();
+                } else {
+                    UseStreams(ids, handler);
+                }
             }
         });
     }

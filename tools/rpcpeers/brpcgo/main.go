@@ -18,9 +18,7 @@ import (
 	"github.com/icexin/brpc-go"
 	bstd "github.com/icexin/brpc-go/protocol/brpc-std"
 	"google.golang.org/grpc"
-	"google.golang.org/protobuf/proto"
-
-	"github.com/kvlane/kvlane/rpc/echo"
+	"google.golang.org/protobuf/types/known/wrapperspb"
 )
 
 var (
@@ -49,19 +47,20 @@ func main() {
 	}
 }
 
+// handle echoes a message. StringValue has the encoding of EchoRequest and EchoResponse.
 func handle(_ any, ctx context.Context, decode func(any) error, _ grpc.UnaryServerInterceptor) (any, error) {
-	in := new(echo.EchoRequest)
+	in := new(wrapperspb.StringValue)
 	if err := decode(in); err != nil {
 		return nil, err
 	}
-	if strings.HasPrefix(in.GetMessage(), "ERR") {
+	if strings.HasPrefix(in.GetValue(), "ERR") {
 		return nil, errors.New("told to")
 	}
-	if in.GetMessage() == "SLEEP" {
+	if in.GetValue() == "SLEEP" {
 		fmt.Println("SLEEP")
 		time.Sleep(800 * time.Millisecond)
 	}
-	return &echo.EchoResponse{Message: in.Message}, nil
+	return in, nil
 }
 
 func serve() error {
@@ -111,8 +110,8 @@ var code = regexp.MustCompile(`code:(\d+)`)
 func outcome(conn grpc.ClientConnInterface, text string) string {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Duration(*timeout)*time.Millisecond)
 	defer cancel()
-	out := new(echo.EchoResponse)
-	err := conn.Invoke(ctx, "/"+*service+"/"+*method, &echo.EchoRequest{Message: proto.String(text)}, out)
+	out := new(wrapperspb.StringValue)
+	err := conn.Invoke(ctx, "/"+*service+"/"+*method, wrapperspb.String(text), out)
 	switch {
 	case errors.Is(err, context.DeadlineExceeded):
 		return "failed code=1008"
@@ -121,8 +120,8 @@ func outcome(conn grpc.ClientConnInterface, text string) string {
 			return fmt.Sprintf("failed code=%s text=%v", m[1], err)
 		}
 		return fmt.Sprintf("failed text=%v", err)
-	case out.GetMessage() != text:
-		return fmt.Sprintf("differs len=%d", len(out.GetMessage()))
+	case out.GetValue() != text:
+		return fmt.Sprintf("differs len=%d", len(out.GetValue()))
 	}
 	return fmt.Sprintf("ok len=%d att=0", len(text))
 }

@@ -14,6 +14,7 @@ var remoteFamilies = []family[*remote.PeerStats]{
 	remoteCounter("kvlane_remote_unavailable_total", "requests", "Requests that found a block server slow or gone, or were not sent for that reason. They are misses.", func(s *remote.PeerStats) int64 { return s.Unavailable }),
 	remoteCounter("kvlane_remote_dropped_total", "blocks", "Blocks that were not written to block servers because too many writes were in progress.", func(s *remote.PeerStats) int64 { return s.Dropped }),
 	remoteCounter("kvlane_remote_unanchored_total", "blocks", "Accesses of blocks without an anchor, which are placed by their own key.", func(s *remote.PeerStats) int64 { return s.Unanchored }),
+	remoteCounter("kvlane_remote_lost_leases_total", "leases", "Leases that ended at the block server before they were released: its connection ended, or it was not reached in time.", func(s *remote.PeerStats) int64 { return s.LostLeases }),
 	serverFigure("kvlane_remote_open", "1", Gauge, "1 while no requests are sent to the block server, except for probes, because it failed.", func(s *remote.ServerStats) int64 { return flag(s.State != "closed") }),
 	serverFigure("kvlane_remote_opened_total", "times", Counter, "Times that requests to the block server were stopped because it failed.", func(s *remote.ServerStats) int64 { return s.Opened }),
 	serverFigure("kvlane_remote_refused_total", "requests", Counter, "Requests that were not sent meanwhile.", func(s *remote.ServerStats) int64 { return s.Refused }),

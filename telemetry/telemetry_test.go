@@ -198,6 +198,7 @@ func TestScrape(t *testing.T) {
 		"kvlane_remote_unavailable_total 21",
 		"kvlane_remote_dropped_total 22",
 		"kvlane_remote_unanchored_total 23",
+		"kvlane_remote_lost_leases_total 27",
 		`kvlane_remote_open{server="a:1"} 0`,
 		`kvlane_remote_open{server="b:1"} 1`,
 		`kvlane_remote_failures_total{server="a:1"} 24`,

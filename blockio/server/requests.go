@@ -32,12 +32,12 @@ func (c *conn) handle(a *answer) (later bool, err error) {
 	case blockio.OpExist, blockio.OpLease, blockio.OpDelete, blockio.OpFlush:
 		return c.look(a), nil
 	case blockio.OpRenew, blockio.OpRelease:
+		r.LeaseMillis = c.granted(q)
 		for _, id := range q.IDs {
 			status := blockio.StatusOK
-			if !c.leases.change(id, time.Duration(q.LeaseMillis)*time.Millisecond) {
+			if !c.leases.change(id, time.Duration(r.LeaseMillis)*time.Millisecond) {
 				status = blockio.StatusNotFound
 			}
-			r.LeaseMillis = q.LeaseMillis
 			r.Statuses = append(r.Statuses, status)
 		}
 		r.Status = c.s.summary(r.Statuses)
@@ -234,6 +234,11 @@ type lease struct {
 	expires time.Time
 }
 
+// granted returns the time of a lease or renewal in milliseconds. It is zero for a release.
+func (c *conn) granted(q *blockio.Request) uint32 {
+	return uint32(min(time.Duration(q.LeaseMillis)*time.Millisecond, c.s.o.LeaseMax).Milliseconds())
+}
+
 // lease leases the longest prefix of the keys.
 func (c *conn) lease(ctx context.Context, q *blockio.Request) (id uint64, n uint32) {
 	l := new(lease)
@@ -257,7 +262,7 @@ func (c *conn) lease(ctx context.Context, q *blockio.Request) (id uint64, n uint
 	if len(l.blocks) == 0 {
 		return 0, 0
 	}
-	return c.leases.add(l, time.Duration(q.LeaseMillis)*time.Millisecond)
+	return c.leases.add(l, time.Duration(c.granted(q))*time.Millisecond)
 }
 
 func (s *leases) add(l *lease, d time.Duration) (id uint64, n uint32) {

@@ -32,7 +32,9 @@ const (
 	DefaultConnections = 256
 	helloTimeout       = 5 * time.Second
 	lostAfter          = 3 // keep-alive times without a frame
-	maxLeases          = 1024
+	// DefaultLeaseMax is the default of Options.LeaseMax.
+	DefaultLeaseMax = time.Minute
+	maxLeases       = 1024
 )
 
 // Options are the options of a Server.
@@ -45,6 +47,8 @@ type Options struct {
 	Limits blockio.Limits
 	// Connections bounds the connections at a time. Zero: DefaultConnections.
 	Connections int
+	// LeaseMax bounds the time of a lease and of each renewal. Zero: DefaultLeaseMax.
+	LeaseMax time.Duration
 	// RDMA lets clients of authenticated connections use RDMA. The caller closes it after the
 	// server. Nil: no client does.
 	RDMA *gateway.Gateway
@@ -86,15 +90,15 @@ type Server struct {
 
 // New returns a server. It returns ErrInvalid for options out of range.
 func New(o Options) (*Server, error) {
-	o.Connections = cmp.Or(o.Connections, DefaultConnections)
+	o.Connections, o.LeaseMax = cmp.Or(o.Connections, DefaultConnections), cmp.Or(o.LeaseMax, DefaultLeaseMax)
 	if o.Limits == (blockio.Limits{}) {
 		o.Limits = blockio.DefaultLimits()
 	}
 	if err := o.Limits.Validate(); err != nil {
 		return nil, err
 	}
-	if o.Host == nil || o.Auth == nil || o.Connections < 0 {
-		return nil, fmt.Errorf("make block server without a host or credentials: %w", errdefs.ErrInvalid)
+	if o.Host == nil || o.Auth == nil || o.Connections < 0 || o.LeaseMax < time.Millisecond {
+		return nil, fmt.Errorf("make block server without a host or credentials, or with leases of %v: %w", o.LeaseMax, errdefs.ErrInvalid)
 	}
 	s := &Server{o: o, slots: wire.NewSlots(o.Connections), conns: make(map[net.Conn]struct{}), idle: make(chan struct{}, 1)}
 	_, err := rand.Read(s.boot[:])

@@ -145,7 +145,7 @@ func (c *conn) look(a *answer) (later bool) {
 			c.exist(ctx, q, r)
 		case blockio.OpLease:
 			if r.LeaseID, r.Leased = c.lease(ctx, q); r.Leased > 0 {
-				r.LeaseMillis = q.LeaseMillis
+				r.LeaseMillis = c.granted(q)
 			}
 		case blockio.OpDelete:
 			for i := range q.Keys {

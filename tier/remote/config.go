@@ -27,7 +27,8 @@ const (
 	DefaultTimeout = time.Second
 	// DefaultWrites is the default of Config.Writes.
 	DefaultWrites = 256
-	leaseTime     = time.Minute // longer than leases of a store
+	leaseTime     = time.Minute           // the server may grant less
+	renewMin      = 10 * time.Millisecond // between renewals of a lease
 )
 
 // Config configures a Tier. The tags are the keys of settings.

@@ -3,21 +3,27 @@ package remote
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
+	"time"
 
 	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/blockio"
+	"github.com/kvlane/kvlane/errdefs"
 )
 
-// lease is a lease of a server. pins is the number of pins of its keys. The tier's mu guards it.
+// lease is a lease of a server. pins is the number of pins of its keys. It is renewed while it has
+// pins. The tier's mu guards pins and timer.
 type lease struct {
-	s    *server
-	l    *blockio.Lease
-	pins int
+	s     *server
+	l     *blockio.Lease
+	pins  int
+	timer *time.Timer // of the next renewal; nil before the first pin
 }
 
-// Retain leases the blocks at their servers, with one request to each server. A pin lasts at most a
-// minute, and ends with the connection. A block of an ended lease may be a miss of Get.
+// Retain leases the blocks at their servers, with one request to each server. The lease is renewed
+// until Release, and ends with the connection or if the server does not renew it. A block of an
+// ended lease may be a miss of Get.
 func (t *Tier) Retain(ctx context.Context, keys []block.Key) (int, error) {
 	if err := t.ops.BeginOp(ctx); err != nil {
 		return 0, fmt.Errorf("retain %d blocks: %w", len(keys), err)
@@ -82,7 +88,9 @@ func (t *Tier) pin(keys []block.Key, present map[block.Key]*lease) (n int) {
 		if l == nil {
 			break
 		}
-		l.pins++
+		if l.pins++; l.timer == nil {
+			t.schedule(l)
+		}
 		t.pins[key] = append(t.pins[key], l)
 		t.retained++
 		n++
@@ -114,10 +122,48 @@ func (t *Tier) unpin(keys []block.Key) (ended []*lease) {
 		}
 		t.retained--
 		if l.pins--; l.pins == 0 {
+			l.timer.Stop()
 			ended = append(ended, l)
 		}
 	}
 	return ended
+}
+
+// schedule sets the timer of a renewal, at half of the time that is left. The caller holds mu.
+func (t *Tier) schedule(l *lease) {
+	l.timer = time.AfterFunc(max(time.Until(l.l.Expires())/2, renewMin), func() { t.renew(l) })
+}
+
+// renew renews a lease that has pins. If the server does not answer, it tries again, until the
+// lease ends.
+func (t *Tier) renew(l *lease) {
+	if t.ops.BeginOp(context.Background()) != nil {
+		return // the connection ends, and the lease with it
+	}
+	defer t.ops.EndOp()
+	t.mu.Lock()
+	held := l.pins > 0
+	t.mu.Unlock()
+	if !held {
+		return
+	}
+	var expired bool
+	err := l.s.call(context.Background(), t.c.Timeout, func(ctx context.Context) error {
+		err := l.l.Renew(ctx, leaseTime)
+		if expired = errors.Is(err, errdefs.ErrExpired); expired {
+			return nil
+		}
+		return err
+	})
+	t.failed(err)
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	switch {
+	case expired || !time.Now().Before(l.l.Expires()):
+		t.lost.Add(1)
+	case l.pins > 0:
+		t.schedule(l)
+	}
 }
 
 // release ends a lease at its server, in the background. If that fails, it ends there with its

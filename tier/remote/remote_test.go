@@ -37,8 +37,9 @@ func must(tb testing.TB, err error) {
 
 // peer is a block server that a test stops, starts and delays. Its address stays the same.
 type peer struct {
-	name string
-	size int64
+	name     string
+	size     int64
+	leaseMax time.Duration
 
 	mu     sync.Mutex
 	host   *blockhost.Host
@@ -55,7 +56,7 @@ func (p *peer) start(t *testing.T) {
 	must(t, err)
 	credentials, err := auth.NewServer(auth.ServerOptions{})
 	must(t, err)
-	s, err := server.New(server.Options{Host: host, Auth: credentials})
+	s, err := server.New(server.Options{Host: host, Auth: credentials, LeaseMax: p.leaseMax})
 	must(t, err)
 	addr, err := s.Listen(context.Background(), "127.0.0.1:0")
 	must(t, err)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -32,7 +33,7 @@ type Tier struct {
 	pins     map[block.Key][]*lease
 	retained int64
 
-	hits, misses, puts, corrupt, errors, readBytes, writtenBytes, unavailable, dropped, unanchored atomic.Int64
+	hits, misses, puts, corrupt, errors, readBytes, writtenBytes, unavailable, dropped, unanchored, lost atomic.Int64
 }
 
 var (
@@ -223,13 +224,18 @@ func (t *Tier) transfer(ctx context.Context, move func(context.Context, []blocki
 // Put stores a block at its server. It returns ErrBusy at once if Config.Writes Puts are in
 // progress. If the server is slow, full or gone, the error wraps tier.ErrUnavailable.
 func (t *Tier) Put(ctx context.Context, key block.Key, src mem.Extent) error {
-	if err := t.put(ctx, key, src); err != nil {
+	return t.putAfter(ctx, key, src, nil)
+}
+
+// putAfter is Put after a lookup with the result known. Keys that are not in it are looked up.
+func (t *Tier) putAfter(ctx context.Context, key block.Key, src mem.Extent, known map[block.Key]bool) error {
+	if err := t.put(ctx, key, src, known); err != nil {
 		return fmt.Errorf("store block %s: %w", key, err)
 	}
 	return nil
 }
 
-func (t *Tier) put(ctx context.Context, key block.Key, src mem.Extent) error {
+func (t *Tier) put(ctx context.Context, key block.Key, src mem.Extent, known map[block.Key]bool) error {
 	buf, err := blockdir.Image(t.c.Formats, key, src)
 	if err != nil {
 		return err
@@ -253,8 +259,12 @@ func (t *Tier) put(ctx context.Context, key block.Key, src mem.Extent) error {
 	}
 	defer t.locks.Unlock(key)
 	g := t.group([]block.Key{key})[0]
-	present, err := t.exist(ctx, g)
-	if err == nil && !present[key] {
+	present, ok := known[key]
+	if !ok {
+		known, err = t.exist(ctx, g)
+		present = known[key]
+	}
+	if err == nil && !present {
 		err = g.s.call(ctx, t.c.Timeout, func(ctx context.Context) error { return t.transfer(ctx, g.s.client.Store, key, src) })
 		if errors.Is(err, errdefs.ErrExists) {
 			err = nil // another process stored it
@@ -274,7 +284,7 @@ func (t *Tier) put(ctx context.Context, key block.Key, src mem.Extent) error {
 	return err
 }
 
-// PutMany stores blocks concurrently.
+// PutMany stores blocks concurrently. It asks each server once for the blocks that it has already.
 func (t *Tier) PutMany(ctx context.Context, keys []block.Key, srcs []mem.Extent, errs []error) {
 	if len(keys) != len(srcs) || len(keys) != len(errs) {
 		for i := range errs {
@@ -282,16 +292,37 @@ func (t *Tier) PutMany(ctx context.Context, keys []block.Key, srcs []mem.Extent,
 		}
 		return
 	}
+	known := t.existing(ctx, keys)
 	const most = 16
 	var wg sync.WaitGroup
 	for first := range min(most, len(keys)) {
 		wg.Go(func() {
 			for i := first; i < len(keys); i += most {
-				errs[i] = t.Put(ctx, keys[i], srcs[i])
+				errs[i] = t.putAfter(ctx, keys[i], srcs[i], known)
 			}
 		})
 	}
 	wg.Wait()
+}
+
+// existing reports for each key whether its server has the block. Keys of servers that do not
+// answer are left out.
+func (t *Tier) existing(ctx context.Context, keys []block.Key) map[block.Key]bool {
+	known := make(map[block.Key]bool, len(keys))
+	if t.ops.BeginOp(ctx) != nil {
+		return known
+	}
+	defer t.ops.EndOp()
+	var mu sync.Mutex
+	groups := t.group(keys)
+	t.each(groups, func(i int, g *group) {
+		present, err := t.exist(ctx, g)
+		t.failed(err)
+		mu.Lock()
+		defer mu.Unlock()
+		maps.Copy(known, present)
+	})
+	return known
 }
 
 // Delete deletes a block at its server. It fails if the server is slow or gone.
@@ -364,12 +395,13 @@ type PeerStats struct {
 	Unavailable int64 // requests that found a server slow or gone, or were refused by its breaker
 	Dropped     int64 // Puts beyond Config.Writes
 	Unanchored  int64 // blocks that were placed by their own key
+	LostLeases  int64 // leases that ended at the server before Release
 	Servers     []ServerStats
 }
 
 // PeerStats returns the figures of the servers. It does not ask them.
 func (t *Tier) PeerStats() PeerStats {
-	st := PeerStats{Unavailable: t.unavailable.Load(), Dropped: t.dropped.Load(), Unanchored: t.unanchored.Load()}
+	st := PeerStats{Unavailable: t.unavailable.Load(), Dropped: t.dropped.Load(), Unanchored: t.unanchored.Load(), LostLeases: t.lost.Load()}
 	for _, s := range t.servers {
 		st.Servers = append(st.Servers, s.stats())
 	}

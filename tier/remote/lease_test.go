@@ -1,0 +1,122 @@
+package remote_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/kvlane/kvlane/block"
+	"github.com/kvlane/kvlane/internal/auth"
+	"github.com/kvlane/kvlane/internal/testkit"
+	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/tier/remote"
+	"github.com/kvlane/kvlane/tier/tiertest"
+)
+
+// has reports whether a server has a block.
+func (p *peer) has(t *testing.T, f block.Format, key block.Key) bool {
+	t.Helper()
+	s, err := p.host.Space(t.Context(), auth.DefaultTenant, f)
+	must(t, err)
+	defer s.Release()
+	return s.Contains(key)
+}
+
+// A pin lasts longer than the longest lease of the server, because the lease is renewed. After the
+// release the block is evicted.
+func TestPinsOutlastLeasesOfTheServer(t *testing.T) {
+	const leaseMax = 100 * time.Millisecond
+	f := tiertest.NewFormat(t)
+	ps := newPeers(t, 1, 1<<22)
+	ps[0].stop(t)
+	ps[0].leaseMax, ps[0].size = leaseMax, 16*f.Layout.ImageBytes()
+	ps[0].start(t)
+	tr := open(t, ps.config(f))
+	image := tiertest.Buffer(t, f.Layout.ImageBytes())
+	next := 0
+	put := func() {
+		tiertest.Seal(t, f, image.Bytes(), tiertest.Key(next), 0)
+		must(t, tr.Put(t.Context(), tiertest.Key(next), image))
+		next++
+	}
+	put()
+	held := []block.Key{tiertest.Key(0)}
+	n, err := tr.Retain(t.Context(), held)
+	must(t, err)
+	if n != 1 {
+		t.Fatalf("%d blocks are retained", n)
+	}
+	for end := time.Now().Add(5 * leaseMax); time.Now().Before(end); time.Sleep(leaseMax / 20) {
+		put()
+		if !ps[0].has(t, f, held[0]) {
+			t.Fatalf("a retained block is gone; %+v", tr.PeerStats())
+		}
+	}
+	tr.Release(held)
+	for end := time.Now().Add(testkit.Patience()); ps[0].has(t, f, held[0]); put() {
+		if time.Now().After(end) {
+			t.Fatal("a released block is not evicted")
+		}
+	}
+	if st := tr.PeerStats(); st.LostLeases != 0 {
+		t.Errorf("%d leases are lost", st.LostLeases)
+	}
+}
+
+// A lease whose connection has ended is counted, and not renewed any more.
+func TestLeaseIsLostWithItsServer(t *testing.T) {
+	f := tiertest.NewFormat(t)
+	ps := newPeers(t, 1, 1<<22)
+	ps[0].stop(t)
+	ps[0].leaseMax = 100 * time.Millisecond
+	ps[0].start(t)
+	tr := open(t, ps.config(f))
+	image := tiertest.Buffer(t, f.Layout.ImageBytes())
+	tiertest.Seal(t, f, image.Bytes(), tiertest.Key(0), 0)
+	must(t, tr.Put(t.Context(), tiertest.Key(0), image))
+	n, err := tr.Retain(t.Context(), []block.Key{tiertest.Key(0)})
+	must(t, err)
+	if n != 1 {
+		t.Fatalf("%d blocks are retained", n)
+	}
+	ps[0].stop(t)
+	for end := time.Now().Add(testkit.Patience()); tr.PeerStats().LostLeases == 0; time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal("a lost lease is not counted")
+		}
+	}
+	tr.Release([]block.Key{tiertest.Key(0)})
+}
+
+// A batch of blocks takes one lookup, and one request for each new block.
+func TestPutManyAsksOnce(t *testing.T) {
+	const blocks = 32
+	f := tiertest.NewFormat(t)
+	ps := newPeers(t, 1, 1<<24)
+	tr := open(t, ps.config(f))
+	var images []mem.Extent
+	var keys []block.Key
+	for i := range blocks {
+		key := tiertest.Key(i)
+		keys = append(keys, key)
+		image := tiertest.Buffer(t, f.Layout.ImageBytes())
+		tiertest.Seal(t, f, image.Bytes(), key, 0)
+		images = append(images, image)
+	}
+	put := func(tr *remote.Tier, from, to int) int64 {
+		before, errs := requests(tr), make([]error, to-from)
+		tr.PutMany(t.Context(), keys[from:to], images[from:to], errs)
+		for _, err := range errs {
+			must(t, err)
+		}
+		return requests(tr) - before
+	}
+	if n := put(tr, 0, blocks/2); n != 1+blocks/2 {
+		t.Errorf("%d new blocks took %d requests", blocks/2, n)
+	}
+	if n := put(tr, 0, blocks/2); n != 1 {
+		t.Errorf("%d stored blocks took %d requests", blocks/2, n)
+	}
+	if n := put(tr, 0, blocks); n != 1+blocks/2 {
+		t.Errorf("%d blocks, half of them new, took %d requests", blocks, n)
+	}
+}

@@ -31,6 +31,7 @@ type Call struct {
 	Reply Reply
 
 	closeConn bool
+	access    *access // to memory of the client; nil: none
 	table     *streamTable
 	wanted    *pb.StreamSettings // nil: the client requests no stream
 	streams   []*Stream

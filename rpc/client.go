@@ -161,7 +161,7 @@ func (c *Client) do(ctx context.Context, r *Request, prepare func(*clientConn) e
 		p, err = conn.start(ctx, r)
 	}
 	if err == nil {
-		err = conn.await(ctx, p)
+		err = conn.settle(p, conn.await(ctx, p))
 	}
 	c.give(conn, err)
 	if err != nil {

@@ -43,6 +43,7 @@ const postBytes = 128 << 10
 type pendingCall struct {
 	id      int64
 	request metaMemory
+	offered *offered      // nil: the server accesses no memory
 	done    chan struct{} // capacity 1; a value when the fields below are set
 
 	meta                *pb.Meta
@@ -100,12 +101,16 @@ func (c *clientConn) start(ctx context.Context, r *Request) (*pendingCall, error
 			meta.ChecksumWithAttachment = proto.Bool(true)
 		}
 	}
+	var err error
+	if p.offered, err = c.offer(o, meta); err != nil {
+		return nil, err
+	}
 	if err := c.register(p); err != nil {
-		return nil, notSent(err)
+		return nil, c.settle(p, notSent(err))
 	}
 	if err := c.send(ctx, meta, &r.message, o.attachment); err != nil {
 		c.withdraw(p)
-		return nil, err
+		return nil, c.settle(p, err)
 	}
 	return p, nil
 }

@@ -17,6 +17,7 @@ type callOptions struct {
 	gotAttachment                        *chain.Chain
 	gotFields                            *map[string]string
 	streams                              []*Stream
+	source, destination                  *Memory
 }
 
 // WithAttachment sends bytes after the request's message. The call empties the chain, also if it

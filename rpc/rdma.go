@@ -41,6 +41,12 @@ type RDMAOptions struct {
 	// HelloVersion is the version of the handshake of clients, 2 or 3. Default: 2. Servers of brpc
 	// that know only version 2 close the connection after version 3.
 	HelloVersion int
+	// Direct lets servers and clients of kvlane place data directly into memory of each other:
+	// WithSource and WithDestination. Connections of clients then need HelloVersion 3.
+	Direct bool
+	// Flush makes writes of the NIC visible to a device, by its index. It is required for placement
+	// into memory of other devices than that of GPU.
+	Flush func(device int) error
 	// Polling means that each connection polls for completions. Default: it waits for events.
 	Polling bool
 	// Stall bounds a handshake, and the time in which a peer must post receives. Default: 30 s.
@@ -112,7 +118,7 @@ func (r *RDMA) open() (err error) {
 		return err
 	}
 	r.endpoint = endpoint.Options{
-		NIC: o.NIC, Port: port, Receive: r.receive, Send: r.send, Wrap: chain.NewRegistered, Queue: o.Queue, Polling: o.Polling, Stall: o.Stall,
+		NIC: o.NIC, Port: port, Receive: r.receive, Send: r.send, Wrap: chain.NewRegistered, Queue: o.Queue, Direct: o.Direct, Polling: o.Polling, Stall: o.Stall,
 	}
 	if o.GPU != nil {
 		if r.gpu, err = openGPU(o); err != nil {

@@ -80,13 +80,22 @@ type fabric struct {
 
 func newFabric(t *testing.T) *fabric {
 	t.Helper()
+	return newFabricWith(t, nil)
+}
+
+// newFabricWith returns a fabric with a mover of host memory, or of all memory if it is nil.
+func newFabricWith(t *testing.T, mover soft.Mover) *fabric {
+	t.Helper()
 	d, err := sim.Open(sim.Options{})
 	must(t, err)
 	t.Cleanup(func() { must(t, d.Close()) })
 	m := softnic.NewMover(func() (stream.Stream, error) { return streamcopy.Open(d, streamcopy.Options{}) })
 	t.Cleanup(func() { must(t, m.Close(context.Background())) })
 	f := &fabric{dev: &countedDevice{Device: d}}
-	f.provider, err = soft.New(soft.Options{Mover: m})
+	if mover == nil {
+		mover = m
+	}
+	f.provider, err = soft.New(soft.Options{Mover: mover})
 	must(t, err)
 	t.Cleanup(func() { must(t, f.provider.Close()) })
 	f.copies, err = streamcopy.Open(d, streamcopy.Options{})
@@ -133,7 +142,7 @@ func (f *fabric) alloc(t *testing.T, nic *registry.Registry, b []byte) *mem.Regi
 	must(t, err)
 	f.write(t, mem.All(r), b)
 	if nic != nil {
-		must(t, nic.Register(rdma.MROptions{Access: rdma.AccessLocalWrite}, r))
+		must(t, nic.Register(rdma.MROptions{Access: rpc.PlacementAccess}, r))
 	}
 	t.Cleanup(func() {
 		if nic != nil {

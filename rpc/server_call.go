@@ -23,8 +23,9 @@ type request struct {
 	streams             []*Stream         // accepted by the handler
 	fields              map[string]string // user fields of the response
 	message, attachment *chain.Chain
-	bytes               int64 // length of message and attachment
-	failed              error // the request was not received
+	bytes               int64   // length of message and attachment
+	failed              error   // the request was not received
+	access              *access // to memory of the client; nil: none
 	release             func()
 	call                Call
 	ctx                 callContext
@@ -51,6 +52,7 @@ func (q *request) free() {
 func (q *request) run() {
 	defer q.c.s.group.Done()
 	call, response, err := q.handle()
+	q.c.endAccess(q.meta.GetCorrelationId(), q.access)
 	if call != nil {
 		q.streams, q.fields = call.streams, call.Reply.Fields
 	}
@@ -99,6 +101,7 @@ func (q *request) handle() (*Call, proto.Message, error) {
 	}
 	call := &q.call
 	*call = newCall(m, q.c, q.meta, q.attachment)
+	call.access = q.access
 	q.ctx = callContext{q.c.ctx, call}
 	ctx := context.Context(&q.ctx)
 	if ms := q.meta.GetRequest().GetTimeoutMs(); ms > 0 {

@@ -36,9 +36,10 @@ type serverConn struct {
 	identity any
 	trusted  bool // the credential was checked
 
-	mu      sync.Mutex
-	calls   int        // calls whose response is not written yet
-	changed *sync.Cond // calls decreased
+	mu       sync.Mutex
+	accesses map[int64]*access // by correlation id
+	calls    int               // calls whose response is not written yet
+	changed  *sync.Cond        // calls decreased
 }
 
 // run reads requests until the connection ends. Requests before the end get their responses, since
@@ -101,6 +102,15 @@ func readFrames(in frameSource, streams *streamTable, handle func(in frameSource
 
 // request reads the data of a request and starts its call.
 func (c *serverConn) request(in frameSource, meta *pb.Meta, metaBytes int64) error {
+	a, err := c.accessOf(meta)
+	if err != nil {
+		return err
+	}
+	if a != nil && a.message.Cancel != 0 {
+		a.cancel()
+		c.s.group.Go(func() { c.answerFence(meta.GetCorrelationId(), a.message.Cancel) })
+		return in.Skip()
+	}
 	c.slot.Busy()
 	c.s.requests.Add(1)
 	release, err := c.s.budget.Take(c.s.ctx, min(in.Left()+metaCost*metaBytes, c.s.o.MemoryBytes))
@@ -108,7 +118,7 @@ func (c *serverConn) request(in frameSource, meta *pb.Meta, metaBytes int64) err
 		return err
 	}
 	c.begin()
-	q := &request{c: c, meta: meta, bytes: in.Left(), release: release}
+	q := &request{c: c, meta: meta, access: a, bytes: in.Left(), release: release}
 	if meta.GetRequest().GetTimeoutMs() > 0 {
 		q.received = time.Now()
 	}
@@ -136,6 +146,9 @@ func (c *serverConn) request(in frameSource, meta *pb.Meta, metaBytes int64) err
 			}, payload{}, nil)
 			return err
 		}
+	}
+	if a != nil {
+		c.beginAccess(meta.GetCorrelationId(), a)
 	}
 	c.s.group.Add(1)
 	go q.run()

@@ -137,8 +137,6 @@ var mayImport = map[string]string{
 	"rpc/otelrpc":           "rpc",
 	"rpc/internal/pb":       "",
 	"rpc/internal/frame":    onMem + " wire rpc/chain",
-	"rpc/internal/hello":    "errdefs rdma",
-	"rpc/internal/endpoint": onMem + " rdma rdma/channel rdma/registry wire rpc/chain rpc/internal/frame rpc/internal/hello",
 	"rpc/internal/golden":   "",
 	"internal/auth":         "errdefs",
 	"internal/mounts":       "",
@@ -164,6 +162,12 @@ var mayImport = map[string]string{
 	"internal/sys/nap":      "",
 	"internal/sys/uring":    "errdefs internal/leak internal/sys/hostmem",
 	"internal/sys/hostmem":  onMem + " internal/leak",
+
+	// RPC by RDMA.
+	"rpc/internal/fields":    "errdefs",
+	"rpc/internal/hello":     "errdefs rdma rpc/internal/fields",
+	"rpc/internal/placement": "errdefs rpc/internal/fields",
+	"rpc/internal/endpoint":  onMem + " rdma rdma/channel rdma/registry wire rpc/chain rpc/internal/frame rpc/internal/hello rpc/internal/placement",
 
 	// Comparison of bindings with C headers.
 	"internal/sys/headertest": "internal/testkit",

@@ -47,6 +47,8 @@ type Options struct {
 	Wrap func(e mem.Extent, free func()) (*chain.Block, error)
 	// Queue is the length of the send queue and of the receive queue. Default: DefaultQueue.
 	Queue int
+	// Direct offers a second queue pair to kvlane peers, in version 3 of the hello.
+	Direct bool
 	// Polling means that completions are polled for without waiting for events.
 	Polling bool
 	// Stall bounds the time of the handshake, and of a wait for the peer to post receives.
@@ -60,7 +62,8 @@ type Endpoint struct {
 	conn      net.Conn
 	ch        *channel.Channel
 	pair      *channel.Pair
-	peerBlock int64 // bytes of a block of the peer
+	peerBlock int64   // bytes of a block of the peer
+	direct    *direct // nil: none, or not agreed
 	ctx       context.Context
 	cancel    context.CancelCauseFunc
 	work      sync.WaitGroup
@@ -78,7 +81,7 @@ type Endpoint struct {
 	acking   int // acknowledgements without data that have not completed
 	err      error
 
-	sends, recvs, acks, solicited, copied atomic.Int64
+	sends, recvs, acks, solicited, copied, placed atomic.Int64
 }
 
 // Stats are the counters of an endpoint.
@@ -87,6 +90,7 @@ type Stats struct {
 	Acknowledgements int64 // messages without data, sent
 	Solicited        int64 // sends that cause an event at the peer
 	CopiedBytes      int64 // sent bytes that were not registered
+	PlacedBytes      int64 // bytes of Transfer
 }
 
 // sentMessage is a request of the send queue.
@@ -144,7 +148,7 @@ func (e *Endpoint) hello(v hello.Version) hello.Hello {
 	p := e.pair.Endpoint
 	return hello.Hello{
 		Version: v, BlockBytes: uint32(e.o.Receive.BlockBytes()), SendQueue: uint32(e.o.Queue), RecvQueue: uint32(e.o.Queue),
-		LID: uint32(p.LID), GID: p.GID, QPNum: p.QPNum,
+		LID: uint32(p.LID), GID: p.GID, QPNum: p.QPNum, Extension: e.extension(),
 	}
 }
 
@@ -163,13 +167,16 @@ func (e *Endpoint) connect(h *hello.Hello) error {
 			return fmt.Errorf("connect queue pair to %d at %s: to %s: %w", h.QPNum, h.GID, a.State, err)
 		}
 	}
-	return nil
+	return e.connectDirect(h)
 }
 
 // start starts the goroutines of a connected endpoint.
 func (e *Endpoint) start() {
 	e.work.Go(func() { e.Fail(e.complete(e.ch.CQ, e.ch.Wait, false, e.sendCompleted)) })
 	e.work.Go(func() { e.Fail(e.complete(e.ch.Receives, e.ch.WaitReceive, true, e.receiveCompleted)) })
+	if d := e.direct; d != nil {
+		e.work.Go(func() { e.Fail(e.complete(d.ch.CQ, d.ch.Wait, false, e.directCompleted)) })
+	}
 	e.work.Go(e.refill)
 	e.work.Go(func() { e.Fail(e.watch()) })
 	go func() { // joined by Close
@@ -254,7 +261,7 @@ func (e *Endpoint) Err() error {
 
 // Stats returns the counters.
 func (e *Endpoint) Stats() Stats {
-	return Stats{e.sends.Load(), e.recvs.Load(), e.acks.Load(), e.solicited.Load(), e.copied.Load()}
+	return Stats{e.sends.Load(), e.recvs.Load(), e.acks.Load(), e.solicited.Load(), e.copied.Load(), e.placed.Load()}
 }
 
 // Close ends the endpoint with err, waits until the NIC accesses no memory any more, and releases
@@ -276,7 +283,11 @@ func (e *Endpoint) close() {
 	if e.ch != nil {
 		closeChannel(e.ch)
 	}
+	if e.direct != nil {
+		closeChannel(e.direct.ch)
+	}
 	e.mu.Lock()
+	e.failTransfers()
 	waits := make([]bool, len(e.blocks))
 	for _, r := range e.received {
 		waits[r.index] = true

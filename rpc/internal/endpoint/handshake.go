@@ -30,6 +30,12 @@ func Dial(ctx context.Context, conn net.Conn, v hello.Version, o *Options) (_ *E
 			e.Close(errors.Join(err, refusal))
 		}
 	}()
+	if v == hello.V3 && o.Direct {
+		if err := e.openDirect(); err != nil {
+			e.Close(err)
+			return nil, err, nil
+		}
+	}
 	own := e.hello(v)
 	b, err := own.Append(nil)
 	if err != nil {
@@ -82,6 +88,9 @@ func Accept(ctx context.Context, conn net.Conn, o *Options, stall time.Duration)
 	var e *Endpoint
 	if refusal == nil {
 		e, refusal = newEndpoint(ctx, nil, o)
+	}
+	if refusal == nil && h.Extension != nil && o.Direct {
+		refusal = e.openDirect()
 	}
 	if refusal == nil {
 		refusal = e.connect(&h)

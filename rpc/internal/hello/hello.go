@@ -31,6 +31,7 @@ import (
 
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/rdma"
+	"github.com/kvlane/kvlane/rpc/internal/fields"
 )
 
 // Limits of the protocol.
@@ -204,7 +205,7 @@ func (h *Hello) readV2(r io.Reader, b *[v2Bytes]byte) error {
 func (h *Hello) decodeV3(m []byte) error {
 	targets := [...]*uint32{1: &h.BlockBytes, 2: &h.SendQueue, 3: &h.RecvQueue, 4: &h.LID, 6: &h.QPNum}
 	seen := 0
-	err := fields(m, func(n protowire.Number, v uint64, b []byte) error {
+	err := fields.Each(m, func(n protowire.Number, v uint64, b []byte) error {
 		switch {
 		case b == nil && n < protowire.Number(len(targets)) && targets[n] != nil:
 			if v > math.MaxUint32 {
@@ -232,7 +233,7 @@ func (h *Hello) decodeV3(m []byte) error {
 
 func (e *Extension) decode(m []byte) error {
 	targets := [...]*uint32{1: &e.QPNum, 2: &e.Reads}
-	return fields(m, func(n protowire.Number, v uint64, b []byte) error {
+	return fields.Each(m, func(n protowire.Number, v uint64, b []byte) error {
 		if b == nil && n < protowire.Number(len(targets)) {
 			if v > math.MaxUint32 {
 				return fmt.Errorf("extension with %d in field %d: %w", v, n, errdefs.ErrInvalid)
@@ -241,40 +242,6 @@ func (e *Extension) decode(m []byte) error {
 		}
 		return nil
 	})
-}
-
-// fields calls set for each varint (b is nil) and each byte string (b is not nil) of a message. It
-// skips fields of other types.
-func fields(m []byte, set func(n protowire.Number, v uint64, b []byte) error) error {
-	for len(m) > 0 {
-		n, kind, size := protowire.ConsumeTag(m)
-		if size < 0 {
-			return fmt.Errorf("decode hello: %w: %w", errdefs.ErrInvalid, protowire.ParseError(size))
-		}
-		m = m[size:]
-		var v uint64
-		var b []byte
-		switch kind {
-		case protowire.VarintType:
-			v, size = protowire.ConsumeVarint(m)
-		case protowire.BytesType:
-			if b, size = protowire.ConsumeBytes(m); b == nil {
-				b = []byte{}
-			}
-		default:
-			size = protowire.ConsumeFieldValue(n, kind, m)
-		}
-		if size < 0 {
-			return fmt.Errorf("decode hello: %w: %w", errdefs.ErrInvalid, protowire.ParseError(size))
-		}
-		m = m[size:]
-		if kind == protowire.VarintType || kind == protowire.BytesType {
-			if err := set(n, v, b); err != nil {
-				return err
-			}
-		}
-	}
-	return nil
 }
 
 // Ack returns the message by which a client ends the handshake.

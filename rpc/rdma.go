@@ -23,8 +23,8 @@ import (
 
 // RDMAOptions are the options of RDMA. NIC and Memory are required. Zero values are the defaults.
 type RDMAOptions struct {
-	// NIC is the NIC of the connections, in a trust domain of its own. Memory that is registered with
-	// it is sent without a copy. The caller closes it after the RDMA.
+	// NIC is the NIC of the connections, in a trust domain of its own. Memory that is registered
+	// with it is sent without a copy. The caller closes it after the RDMA.
 	NIC *registry.Registry
 	// Port restricts the choice of the NIC's port.
 	Port rdma.PortOptions
@@ -55,8 +55,8 @@ type RDMAOptions struct {
 	GPU *GPUOptions
 }
 
-// RDMA has the memory of connections by RDMA. Servers and clients share it. It is safe for concurrent
-// use.
+// RDMA has the memory of connections by RDMA. Servers and clients share it. It is safe for
+// concurrent use.
 type RDMA struct {
 	o             RDMAOptions
 	endpoint      endpoint.Options
@@ -228,7 +228,7 @@ func (s *Server) negotiate(ctx context.Context, conn net.Conn) (net.Conn, transp
 // have arrived. It waits for the first byte without a limit.
 func readMagic(conn net.Conn, stall time.Duration) ([]byte, error) {
 	b, n := make([]byte, hello.MagicBytes), 0
-	defer func() { _ = conn.SetReadDeadline(time.Time{}) }() // fails on closed connections, as reads do
+	defer func() { _ = conn.SetReadDeadline(time.Time{}) }() // fails if closed, as reads do
 	for n < len(b) && (strings.HasPrefix("RDMA", string(b[:n])) || strings.HasPrefix("RDM3", string(b[:n]))) {
 		k, err := conn.Read(b[n:])
 		if n += k; err != nil {

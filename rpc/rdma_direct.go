@@ -21,7 +21,8 @@ import (
 )
 
 // PlacementAccess are the rights with which the memory of WithSource and WithDestination must be
-// registered with the NIC of RDMAOptions. Servers of such calls can access all memory that has them.
+// registered with the NIC of RDMAOptions. Servers of such calls can access all memory that has
+// them.
 const PlacementAccess = endpoint.PeerAccess
 
 // Memory is a sequence of bytes that the other side of a call reads or writes directly: extents one
@@ -39,8 +40,8 @@ type Memory struct {
 func WithSource(m Memory) CallOption { return func(o *callOptions) { o.source = &m } }
 
 // WithDestination lets the server write memory during the call, with Call.WriteDestination. The
-// written bytes are visible to the CPU and to devices when the call has returned. No byte is written
-// after the call has returned, also if it was cancelled. Otherwise it is like WithSource.
+// written bytes are visible to the CPU and to devices when the call has returned. No byte is
+// written after the call has returned, also if it was cancelled. Otherwise it is like WithSource.
 func WithDestination(m Memory) CallOption { return func(o *callOptions) { o.destination = &m } }
 
 // hold returns the form in which a peer gets m, and references to its registered memory.
@@ -325,8 +326,8 @@ func (c *Call) DestinationBytes() int64 {
 }
 
 // ReadSource reads the client's source into memory that is registered with the NIC, of SourceBytes
-// in total. The bytes are visible to the CPU and to devices when it returns. After any return no byte
-// moves any more. It returns BadRequest if the client offers no source, Canceled if the client has
+// in total. The bytes are visible to the CPU and to devices when it returns. After any return no
+// byte moves any more. It returns BadRequest if the client offers no source, Canceled if the client has
 // ended the call, ErrInvalid for another length, and the errors of the registry and the connection.
 func (c *Call) ReadSource(ctx context.Context, dst []mem.Extent) error {
 	return c.access.transfer(ctx, rdma.WRRDMARead, dst)

@@ -78,8 +78,8 @@ var rdmaOptions = rdma.MROptions{Access: rpc.PlacementAccess}
 func all(r *mem.Region) []mem.Extent { return []mem.Extent{mem.All(r)} }
 
 // A server reads the source of a call, and writes its destination, between device memory and pinned
-// memory, in extents and in pages. No copy happens within the device, and only messages are copied to
-// the host.
+// memory, in extents and in pages. No copy happens within the device, and only messages are copied
+// to the host.
 func TestDirectPlacement(t *testing.T) {
 	const n = 5<<20 + 1000
 	f := newFabric(t)

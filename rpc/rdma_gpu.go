@@ -108,7 +108,7 @@ func (g *gpu) Copy(dst, src []mem.Extent) error {
 		return errors.Join(err, errRecord)
 	}
 	defer e.Close()
-	return errors.Join(err, e.Wait(context.Background())) // the memory is in use until the device is done
+	return errors.Join(err, e.Wait(context.Background())) // until then the memory is in use
 }
 
 // close frees the memory and closes the queues. It may be called again.

@@ -79,9 +79,9 @@ func (e *Endpoint) connectDirect(h *hello.Hello) error {
 func (e *Endpoint) Direct() bool { return e.direct != nil }
 
 // Transfer copies between registered memory of this side and memory of the peer, in the order of
-// both lists, whose lengths must be equal: WRRDMARead to local, WRRDMAWrite from it. It returns when
-// no byte moves any more, also if ctx ends before. It returns ErrNotSupported without a second queue
-// pair, ErrNotFound for local memory that is not registered, and the error of the endpoint. It is
+// both lists, whose lengths must be equal: WRRDMARead to local, WRRDMAWrite from it. It returns
+// when no byte moves any more, also if ctx ends before. It returns ErrNotSupported without a second
+// queue pair, ErrNotFound for local memory that is not registered, and the error of the endpoint. It is
 // safe for concurrent use.
 func (e *Endpoint) Transfer(ctx context.Context, op rdma.WROpcode, local []mem.Extent, remote *placement.Memory) error {
 	if e.direct == nil {
@@ -186,7 +186,8 @@ func (e *Endpoint) directCompleted(wc *rdma.WC) error {
 	return nil
 }
 
-// failTransfers ends the transfers in progress, after the queue pair was closed. The caller holds mu.
+// failTransfers ends the transfers in progress, after the queue pair was closed. The caller holds
+// mu.
 func (e *Endpoint) failTransfers() {
 	if e.direct == nil {
 		return

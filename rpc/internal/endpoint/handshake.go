@@ -18,7 +18,7 @@ func Dial(ctx context.Context, conn net.Conn, v hello.Version, o *Options) (_ *E
 	ctx, cancel := context.WithTimeout(ctx, o.Stall)
 	defer cancel()
 	if end, ok := ctx.Deadline(); ok {
-		_ = conn.SetDeadline(end)                            // fails on closed connections, as reads do
+		_ = conn.SetDeadline(end)                            // fails if closed, as reads do
 		defer func() { _ = conn.SetDeadline(time.Time{}) }() // likewise
 	}
 	e, err := newEndpoint(ctx, nil, o)
@@ -74,7 +74,7 @@ func Accept(ctx context.Context, conn net.Conn, o *Options, stall time.Duration)
 	ctx, cancel := context.WithTimeout(ctx, stall)
 	defer cancel()
 	if end, ok := ctx.Deadline(); ok {
-		_ = conn.SetDeadline(end)                            // fails on closed connections, as reads do
+		_ = conn.SetDeadline(end)                            // fails if closed, as reads do
 		defer func() { _ = conn.SetDeadline(time.Time{}) }() // likewise
 	}
 	h, err := hello.Read(conn)

@@ -13,7 +13,7 @@ type modelSide struct {
 	posted           int // receives that are posted
 	unreposted       int // received data whose receive is not posted again
 	inFlight         []modelMessage
-	queue            []bool // requests of the send queue without a completion: false is an acknowledgement
+	queue            []bool // requests of the send queue in progress: false is an acknowledgement
 	acking           int
 	sent, received   int
 	withoutSolicited int
@@ -125,7 +125,7 @@ func TestSolicitedSends(t *testing.T) {
 	w = fresh()
 	for i := range 24 {
 		_, solicited, signaled := w.send(1, false)
-		if want := i == 11 || i == 23; solicited != want { // after 11 unsolicited ones, more than 10
+		if want := i == 11 || i == 23; solicited != want { // after more than 10
 			t.Errorf("send %d: solicited %t", i, solicited)
 		}
 		if want := i == 9 || i == 19; signaled != want {

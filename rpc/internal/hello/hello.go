@@ -17,8 +17,8 @@
 //	18  u16: LID, 16 bytes: GID, u32: number of the queue pair
 //
 // A hello of version 3 has "RDM3", a u32 with the bytes of a protobuf message, 1 to 8192, and the
-// message. Receivers skip its unknown fields. Field 7 (ECE) is among them: a peer without it uses no
-// enhanced connection establishment. Field 1000 is an extension of kvlane.
+// message. Receivers skip its unknown fields. Field 7 (ECE) is among them: a peer without it uses
+// no enhanced connection establishment. Field 1000 is an extension of kvlane.
 package hello
 
 import (

@@ -1,6 +1,6 @@
 """kvlane's metrics on vLLM's own /metrics.
 
-During a step, at most once a second, a worker reads its store's metrics and sends the changes to
+During a step, at most every 5 seconds, a worker reads its store's metrics and sends the changes to
 the scheduler. The scheduler adds its own. vLLM passes them on to its API server. The API server's
 Prometheus client has them under the names of docs/metrics.md, with vLLM's labels and the label
 "rank".
@@ -18,7 +18,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import Offl
 
 from .. import errors
 
-_SECONDS = 1.0  # between two readings
+_SECONDS = 5.0  # between two readings, each of which takes milliseconds of a step
 _OURS = "kvlane"  # the key of kvlane's part of the statistics
 _PREFIX = "kvlane_"
 
@@ -81,7 +81,7 @@ class Reader:
         self._due = 0.0
 
     def changed(self) -> Families:
-        """Return the changes since the last reading, at most once a second.
+        """Return the changes since the last reading, at most every 5 seconds.
 
         The first call returns all metrics.
         """

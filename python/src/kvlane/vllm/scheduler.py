@@ -259,7 +259,7 @@ class Scheduler(OffloadingManager):
             self._end(job, keys, success)
 
     def _end(self, job: Job | None, keys: Collection[OffloadKey], success: bool = True) -> None:
-        names = {self._name(k) for k in keys}
+        names = {self._name(k) for k in keys} if self._failed or self._pooled or not success else set()
         failed = {n for n in names if n in self._failed or not success}
         pooled = names & self._pooled
         self._failed -= failed
@@ -267,7 +267,7 @@ class Scheduler(OffloadingManager):
         self._changed()
         self._removed(failed)
         if job is not None:
-            named = _named(job.blocks)
+            named = _named(job.blocks) if failed or pooled else []
             job.end([i for i, n in enumerate(named) if n in failed], [i for i, n in enumerate(named) if n in pooled])
         elif failed:
             self.manager.forget([_block(n) for n in failed])

@@ -3,6 +3,7 @@ package rpc
 import (
 	"errors"
 	"net"
+	"sync"
 	"testing"
 	"time"
 
@@ -52,5 +53,48 @@ func TestWriterClosesAtTwiceTheLimit(t *testing.T) {
 	}
 	for range queued {
 		<-dropped
+	}
+}
+
+// Frames of goroutines that run at the same time are written together, in the order of each
+// goroutine. Writes after a pause get a new deadline.
+func TestWriterWritesFramesTogether(t *testing.T) {
+	near, far := net.Pipe()
+	defer func() { _ = far.Close() }() // the test is over
+	w := newWriter(near, 50*time.Millisecond, 1<<20)
+	in := frame.NewReader(far, frame.Limits{Body: 1 << 20, Meta: 1 << 10, Stall: time.Minute})
+	for range 2 {
+		const goroutines, frames = 20, 10
+		var group sync.WaitGroup
+		for g := range int64(goroutines) {
+			group.Go(func() {
+				for i := range int32(frames) {
+					o, err := newOutput(nil, frame.Message, &pb.Meta{CorrelationId: &g, ContentType: &i}, make([]byte, 2*inHead*int(i%2)), nil)
+					if err == nil {
+						err = w.write(o)
+					}
+					if err != nil {
+						t.Error(err)
+					}
+				}
+			})
+		}
+		next := make(map[int64]int32)
+		for range goroutines * frames {
+			h, b, err := in.Next()
+			if err != nil {
+				t.Fatal(err)
+			}
+			m, err := decodeMeta(b)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if m.GetContentType() != next[m.GetCorrelationId()] || h.Body-h.Meta != 2*inHead*int64(m.GetContentType()%2) {
+				t.Fatalf("frame %d of goroutine %d, with %d bytes", m.GetContentType(), m.GetCorrelationId(), h.Body-h.Meta)
+			}
+			next[m.GetCorrelationId()]++
+		}
+		group.Wait()
+		time.Sleep(100 * time.Millisecond) // longer than a write may stall
 	}
 }

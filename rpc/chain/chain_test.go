@@ -103,6 +103,9 @@ func check(t *testing.T, rng *rand.Rand, p pair) {
 	if want := p.want[off:min(off+len(buf), len(p.want))]; err != nil || n != len(want) || !bytes.Equal(buf[:n], want) {
 		t.Fatalf("copy of %d from %d: %x, %v, not %x", len(buf), off, buf[:n], err, want)
 	}
+	if got, err := p.chain.Contiguous(); err != nil || !bytes.Equal(got, p.want) {
+		t.Fatalf("contiguous %x, %v, not %x", got, err, p.want)
+	}
 	list, err := p.chain.Buffers(nil)
 	if got := bytes.Join(list, nil); err != nil || !bytes.Equal(got, p.want) {
 		t.Fatalf("buffers %x, %v, not %x", got, err, p.want)
@@ -130,6 +133,9 @@ func TestDeviceMemoryIsNotRead(t *testing.T) {
 		t.Errorf("extents of a chain with other host memory: %v", err)
 	}
 	host := c.Cut(4)
+	if _, err := c.Contiguous(); !errors.Is(err, errdefs.ErrNotSupported) {
+		t.Errorf("contiguous: %v", err)
+	}
 	extents, err := c.Extents()
 	if err != nil || len(extents) != 1 || extents[0].Off != 1 || extents[0].Len != 4 || extents[0].Dev() != 1<<40+1 {
 		t.Errorf("extents %v, %v", extents, err)

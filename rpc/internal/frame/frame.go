@@ -15,6 +15,7 @@ import (
 	"math"
 	"net"
 	"os"
+	"runtime"
 	"time"
 
 	"github.com/kvlane/kvlane/errdefs"
@@ -83,9 +84,11 @@ type Reader struct {
 
 const (
 	// readerBytes is the initial length of a reader's buffer. Longer data are read into their place.
-	readerBytes = 16 << 10
-	// maxReaderBytes is the length of the buffer of a reader with many short frames.
+	readerBytes = 4 << 10
+	// maxReaderBytes is the length of the buffer of a reader that gets many frames of up to
+	// shortBytes at a time.
 	maxReaderBytes = 64 << 10
+	shortBytes     = 16 << 10
 )
 
 // NewReader returns a reader of frames from a connection.
@@ -105,8 +108,11 @@ func (r *Reader) Next() (Header, []byte, error) {
 		return Header{}, nil, err
 	}
 	r.source.inFrame = false
-	if n := r.in.Size(); r.in.Buffered() == 0 && r.source.most >= n/2 && r.body < readerBytes && n < maxReaderBytes {
-		r.in = bufio.NewReaderSize(r.source, 2*n)
+	if r.in.Buffered() == 0 {
+		runtime.Gosched() // goroutines that handle earlier frames go first
+		if n := r.in.Size(); r.source.most >= n/2 && r.body < shortBytes && n < maxReaderBytes {
+			r.in = bufio.NewReaderSize(r.source, 2*n)
+		}
 	}
 	if _, err := r.in.Peek(1); err != nil {
 		return Header{}, nil, err

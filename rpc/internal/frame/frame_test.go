@@ -175,6 +175,26 @@ func TestSlowFrameEndsTheConnection(t *testing.T) {
 	}
 }
 
+// A deadline of a frame does not end the wait for a later frame.
+func TestIdleConnectionHasNoDeadline(t *testing.T) {
+	in, out := net.Pipe()
+	defer func() { _, _ = in.Close(), out.Close() }()
+	r := frame.NewReader(in, frame.Limits{Body: 1 << 20, Meta: 1 << 10, Stall: 50 * time.Millisecond})
+	go func() {
+		for _, b := range []string{"PRPC\x00\x00", "\x00\x01\x00\x00\x00\x00x", "", "PRPC\x00\x00", "\x00\x00\x00\x00\x00\x00"} {
+			if b == "" {
+				time.Sleep(150 * time.Millisecond) // longer than a frame may stall
+			}
+			_, _ = out.Write([]byte(b))
+		}
+	}()
+	for _, want := range []int64{1, 0} {
+		if h, _, err := r.Next(); err != nil || h.Body != want {
+			t.Fatalf("frame of %d bytes, %v; want %d", h.Body, err, want)
+		}
+	}
+}
+
 func FuzzReader(f *testing.F) {
 	for _, c := range golden.Load(f, "../../testdata/golden") {
 		for _, d := range c.Directions {

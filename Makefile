@@ -50,8 +50,8 @@ dist: ## build the release files of the last commit in bin/dist: binaries, compl
 	KVLANE_REQUIRE=dist KVLANE_DIST=$(CURDIR)/$(BIN)/dist $(GO) test -count 1 -run Dist ./cmd/kvlane
 
 # The environment with torch takes 2 GB below bin/.venv.
-python: wheel ## check the Python package: linters, tests on torch and transformers, and the wheel in empty environments
-	tools/python $(BIN)
+python: wheel $(VERSITYGW) ## check the Python package: linters, tests on torch and transformers, and the wheel in empty environments
+	KVLANE_VERSITYGW=$(CURDIR)/$(VERSITYGW) tools/python $(BIN)
 	KVLANE_REQUIRE=wheel KVLANE_WHEEL=$(CURDIR)/$(BIN)/wheel $(GO) test -count 1 -run DistWheel ./cmd/kvlane
 
 # The environment with vLLM takes 3 GB below bin/.venv-vllm. KVLANE_KILLS says how often vLLM is killed.

@@ -13,6 +13,7 @@ import (
 	"github.com/kvlane/kvlane/stream"
 	"github.com/kvlane/kvlane/stream/copy/plan"
 	"github.com/kvlane/kvlane/tier"
+	"github.com/kvlane/kvlane/tier/object"
 	"github.com/kvlane/kvlane/tier/remote"
 	"github.com/kvlane/kvlane/transfer"
 )
@@ -29,15 +30,19 @@ type Metrics struct {
 	planner func() plan.Figures          // guarded by mu
 	nics    func() []stream.NICStats     // guarded by mu
 
-	transfer func() transfer.Stats              // guarded by mu
-	blocks   func() BlockServer                 // guarded by mu
-	remote   map[string]func() remote.PeerStats // by tier; guarded by mu
-	buffers  map[string]func() mem.BufferStats  // guarded by mu
+	transfer func() transfer.Stats                 // guarded by mu
+	blocks   func() BlockServer                    // guarded by mu
+	remote   map[string]func() remote.PeerStats    // by tier; guarded by mu
+	object   map[string]func() object.RequestStats // by tier; guarded by mu
+	buffers  map[string]func() mem.BufferStats     // guarded by mu
 }
 
 // New returns Metrics without sources.
 func New() *Metrics {
-	return &Metrics{tiers: make(map[string]func() tier.Stats), remote: make(map[string]func() remote.PeerStats), buffers: make(map[string]func() mem.BufferStats)}
+	return &Metrics{
+		tiers: make(map[string]func() tier.Stats), remote: make(map[string]func() remote.PeerStats),
+		object: make(map[string]func() object.RequestStats), buffers: make(map[string]func() mem.BufferStats),
+	}
 }
 
 // SetReady sets the check for /readyz. The program is not ready while it returns an error. With
@@ -75,13 +80,14 @@ func (m *Metrics) SetManager(stats func() manager.Stats) {
 }
 
 // SetTier sets the source of the tier metrics with label name, and of the metrics of block servers
-// if t is a remote.Tier. Nil removes it. It returns ErrNotSupported if t has no Stats.
+// if t is a remote.Tier, or of a bucket if it is an object.Tier. Nil removes it. It returns ErrNotSupported if t has no Stats.
 func (m *Metrics) SetTier(name string, t tier.Tier) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if t == nil {
 		delete(m.tiers, name)
 		delete(m.remote, name)
+		delete(m.object, name)
 		return nil
 	}
 	s, ok := t.(tier.Statter)
@@ -91,6 +97,9 @@ func (m *Metrics) SetTier(name string, t tier.Tier) error {
 	m.tiers[name] = s.Stats
 	if p, ok := t.(peerStatter); ok {
 		m.remote[name] = p.PeerStats
+	}
+	if r, ok := t.(requestStatter); ok {
+		m.object[name] = r.RequestStats
 	}
 	return nil
 }
@@ -111,7 +120,7 @@ func (m *Metrics) collect(w *textWriter) {
 	for _, name := range slices.Sorted(maps.Keys(m.tiers)) {
 		tiers = append(tiers, &namedTier{name: name, read: m.tiers[name]})
 	}
-	buffers, peers := maps.Clone(m.buffers), maps.Clone(m.remote)
+	buffers, peers, buckets := maps.Clone(m.buffers), maps.Clone(m.remote), maps.Clone(m.object)
 	m.mu.Unlock()
 
 	// The sources take their own locks, so they are called without m.mu.
@@ -148,6 +157,10 @@ func (m *Metrics) collect(w *textWriter) {
 	for _, read := range peers { // a pipeline has at most one such tier
 		s := read()
 		send(w, remoteFamilies, &s)
+	}
+	for _, read := range buckets {
+		s := read()
+		send(w, objectFamilies, &s)
 	}
 	if blocks != nil {
 		s := blocks()

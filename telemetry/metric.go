@@ -55,6 +55,7 @@ func Catalog() []Metric {
 	all = appendMetrics(all, nicFamilies)
 	all = appendMetrics(all, transferFamilies)
 	all = appendMetrics(all, remoteFamilies)
+	all = appendMetrics(all, objectFamilies)
 	all = appendMetrics(all, blockFamilies)
 	all = appendMetrics(all, bufferFamilies)
 	all = appendMetrics(all, replayFamilies)

@@ -1,7 +1,13 @@
 package telemetry_test
 
 import (
+	"strings"
+	"testing"
+
+	"github.com/kvlane/kvlane/internal/breaker"
+	"github.com/kvlane/kvlane/telemetry"
 	"github.com/kvlane/kvlane/tier"
+	"github.com/kvlane/kvlane/tier/object"
 	"github.com/kvlane/kvlane/tier/remote"
 )
 
@@ -14,5 +20,44 @@ func (peers) PeerStats() remote.PeerStats {
 	return remote.PeerStats{
 		Unavailable: 21, Dropped: 22, Unanchored: 23, LostLeases: 27,
 		Servers: []remote.ServerStats{{Address: "a:1", State: "closed", Failures: 24}, {Address: "b:1", State: "open", Opened: 25, Timeouts: 26}},
+	}
+}
+
+// bucket is a tier of a bucket with fixed statistics.
+type bucket struct{ countingTier }
+
+func (bucket) Stats() tier.Stats { return tier.Stats{} }
+
+func (bucket) RequestStats() object.RequestStats {
+	return object.RequestStats{
+		Requests: 31, Retries: 32, Unavailable: 33, Timeouts: 34, Unanchored: 35,
+		Reads: breaker.Stats{State: breaker.HalfOpen, Opened: 36}, Writes: breaker.Stats{Refused: 37},
+	}
+}
+
+// The requests of a bucket have metrics, those of its breakers with a label.
+func TestBucketIsExposed(t *testing.T) {
+	m := telemetry.New()
+	if err := m.SetTier("object", bucket{}); err != nil {
+		t.Fatal(err)
+	}
+	got := text(t, m)
+	for _, want := range []string{
+		"kvlane_object_requests_total 31",
+		"kvlane_object_retries_total 32",
+		"kvlane_object_unavailable_total 33",
+		"kvlane_object_timeouts_total 34",
+		"kvlane_object_unanchored_total 35",
+		`kvlane_object_open{requests="read"} 1`,
+		`kvlane_object_open{requests="write"} 0`,
+		`kvlane_object_opened_total{requests="read"} 36`,
+		`kvlane_object_refused_total{requests="write"} 37`,
+	} {
+		if !strings.Contains(got, "\n"+want+"\n") {
+			t.Errorf("the metrics lack %q", want)
+		}
+	}
+	if err := m.SetTier("object", nil); err != nil || strings.Contains(text(t, m), "kvlane_object") {
+		t.Errorf("the metrics stay: %v", err)
 	}
 }

@@ -59,14 +59,14 @@ func full(t *testing.T) *telemetry.Metrics {
 			DumpPaths:  []store.PathStats{{Path: stream.PathKernel, Bytes: 8192}},
 		}
 	})
-	if err := m.SetTier("cache", &countingTier{stats: tier.Stats{Blocks: 5, Bytes: 1 << 20, CapacityBytes: 1 << 30, Hits: 9, Evictions: 2}}); err != nil {
-		t.Fatal(err)
-	}
-	if err := m.SetTier("file", &countingTier{stats: tier.Stats{Corrupt: 1, Swept: 6}}); err != nil {
-		t.Fatal(err)
-	}
-	if err := m.SetTier("remote", peers{}); err != nil {
-		t.Fatal(err)
+	for name, tr := range map[string]tier.Tier{
+		"cache":  &countingTier{stats: tier.Stats{Blocks: 5, Bytes: 1 << 20, CapacityBytes: 1 << 30, Hits: 9, Evictions: 2}},
+		"file":   &countingTier{stats: tier.Stats{Corrupt: 1, Swept: 6}},
+		"remote": peers{}, "object": bucket{},
+	} {
+		if err := m.SetTier(name, tr); err != nil {
+			t.Fatal(err)
+		}
 	}
 	p := telemetry.NewProgress(100)
 	p.Request(20, 15, 1<<20, 0)
@@ -321,7 +321,7 @@ func TestSourcesCanBeTakenAway(t *testing.T) {
 	m.SetBlockServer(nil)
 	m.SetManager(nil)
 	m.SetBuffers("send", nil)
-	for _, name := range []string{"cache", "file", "remote"} {
+	for _, name := range []string{"cache", "file", "remote", "object"} {
 		if err := m.SetTier(name, nil); err != nil {
 			t.Fatal(err)
 		}

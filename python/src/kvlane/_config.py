@@ -56,7 +56,7 @@ def directories(store: Mapping[str, Any]) -> list[str]:
 
 def persistent(store: Mapping[str, Any]) -> bool:
     """Report whether blocks of the section `store` outlive the process."""
-    return bool(directories(store) or store.get("log_dir") or store.get("remote"))
+    return bool(directories(store) or store.get("log_dir") or store.get("remote") or store.get("object"))
 
 
 def with_folder(store: Mapping[str, Any], name: str) -> dict[str, Any]:

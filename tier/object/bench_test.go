@@ -4,8 +4,10 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"slices"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
 	sdkconfig "github.com/aws/aws-sdk-go-v2/config"
@@ -42,8 +44,8 @@ func client(b *testing.B, s *s3test.Server) *s3.Client {
 	return s3.NewFromConfig(c, func(o *s3.Options) { o.BaseEndpoint, o.UsePathStyle = aws.String(s.URL()), true })
 }
 
-// BenchmarkLoad compares verified loads of blocks of 2 MiB with downloads of the same objects by the
-// SDK's transfer manager into memory, in turns.
+// BenchmarkLoad compares verified loads of blocks of 2 MiB with downloads of the same objects by
+// the SDK's transfer manager into memory, in turns. It reports medians.
 func BenchmarkLoad(b *testing.B) {
 	s3test.Setenv(b)
 	s := s3test.Start(b, "versitygw")
@@ -63,35 +65,42 @@ func BenchmarkLoad(b *testing.B) {
 	for i := range dsts {
 		dsts[i] = tiertest.Buffer(b, f.Layout.ImageBytes())
 	}
-	all := func(b *testing.B, load func(worker, i int) error) {
-		b.SetBytes(blocks * f.Layout.ImageBytes())
-		for b.Loop() {
-			var wg sync.WaitGroup
-			for w := range loaders {
-				wg.Go(func() {
-					for i := w; i < blocks; i += loaders {
-						if err := load(w, i); err != nil {
-							b.Error(err)
-						}
+	// all loads all blocks and returns the duration.
+	all := func(load func(worker, i int) error) time.Duration {
+		start := time.Now()
+		var wg sync.WaitGroup
+		for w := range loaders {
+			wg.Go(func() {
+				for i := w; i < blocks; i += loaders {
+					if err := load(w, i); err != nil {
+						b.Error(err)
 					}
-				})
-			}
-			wg.Wait()
-		}
-	}
-	for round := range 3 {
-		b.Run(fmt.Sprintf("kvlane/%d", round), func(b *testing.B) {
-			all(b, func(w, i int) error { return tr.Get(b.Context(), tiertest.Key(i), dsts[w]) })
-		})
-		b.Run(fmt.Sprintf("transfermanager/%d", round), func(b *testing.B) {
-			all(b, func(w, i int) error {
-				_, err := manager.DownloadObject(b.Context(), &transfermanager.DownloadObjectInput{
-					Bucket: aws.String(s3test.Bucket), Key: &names[i], WriterAt: place(dsts[w].Bytes()),
-				})
-				return err
+				}
 			})
-		})
+		}
+		wg.Wait()
+		return time.Since(start)
 	}
+	var ours, theirs []time.Duration
+	var ratios []float64
+	for b.Loop() {
+		o := all(func(w, i int) error { return tr.Get(b.Context(), tiertest.Key(i), dsts[w]) })
+		m := all(func(w, i int) error {
+			_, err := manager.DownloadObject(b.Context(), &transfermanager.DownloadObjectInput{
+				Bucket: aws.String(s3test.Bucket), Key: &names[i], WriterAt: place(dsts[w].Bytes()),
+			})
+			return err
+		})
+		ours, theirs, ratios = append(ours, o), append(theirs, m), append(ratios, m.Seconds()/o.Seconds())
+	}
+	rate := func(all []time.Duration) float64 {
+		slices.Sort(all)
+		return float64(blocks*f.Layout.ImageBytes()) / 1e6 / all[len(all)/2].Seconds()
+	}
+	slices.Sort(ratios)
+	b.ReportMetric(rate(ours), "kvlane-MB/s")
+	b.ReportMetric(rate(theirs), "sdk-MB/s")
+	b.ReportMetric(ratios[len(ratios)/2], "of-sdk")
 }
 
 // place writes parts of an object to memory.

@@ -124,7 +124,10 @@ class Call:
 
 
 def requests(calls: list[Call]) -> Iterator[dict[str, float]]:
-    """Yield for each request the milliseconds of each part of the time to its first token."""
+    """Yield for each request the milliseconds of each part of the time to its first token.
+
+    Requests that ran beside others are left out.
+    """
     for added in (c for c in calls if c.name == "add_request"):
         after = [c for c in calls if c.begin >= added.begin]
         first = next(
@@ -140,6 +143,8 @@ def requests(calls: list[Call]) -> Iterator[dict[str, float]]:
         if first is None or not found or not ran or run is None:
             continue
         within = [c for c in after if c.end <= first.end]
+        if any(set(c.detail) - {added.detail} for c in within if c.name == "schedule"):
+            continue
         own = sum(c.end - c.begin for c in within if c.name in CONNECTOR)
         load = next(
             (c for c in within if c.name == "_result" and c.detail and c.detail[0]),
@@ -167,20 +172,18 @@ def requests(calls: list[Call]) -> Iterator[dict[str, float]]:
 
 
 def report(path: Path) -> str:
-    """Return the medians of each part, for requests that loaded tokens and for the others."""
+    """Return the medians of each part, for each number of loaded tokens."""
     calls = sorted(
         (Call(*json.loads(line)) for line in path.read_text().splitlines()),
         key=lambda c: c.begin,
     )
     rows = list(requests(calls))
     lines = [f"{path.name}: {len(rows)} requests; medians in ms"]
-    for what, group in (
-        ("with a load", [r for r in rows if r["tokens"]]),
-        ("without", [r for r in rows if not r["tokens"]]),
-    ):
-        names = dict.fromkeys(name for r in group for name in r)
+    for tokens in sorted({r["tokens"] for r in rows}):
+        group = [r for r in rows if r["tokens"] == tokens]
+        names = [name for name in dict.fromkeys(name for r in group for name in r) if name != "tokens"]
         middle = (f"{n} {statistics.median(r[n] for r in group if n in r):.2f}" for n in names)
-        lines.append(f"  {len(group)} {what}: " + ", ".join(middle))
+        lines.append(f"  {len(group)} loaded {tokens:.0f} tokens: " + ", ".join(middle))
     return "\n".join(lines)
 
 

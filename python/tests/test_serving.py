@@ -181,7 +181,7 @@ def test_a_trace_is_split_at_its_calls(tmp_path: Path) -> None:
         "tokens": 64, "in all": 41, "connector's code": 2, "until the lookup": 2, "lookup to load": 2,
         "start of load to schedule": 17, "load": 12, "GB": 3, "schedule to launch": 2, "step to first token": 17,
     }  # fmt: skip
-    assert "1 with a load: tokens 64.00, in all 41.00" in traced.report(tmp_path / "t")
+    assert "1 loaded 64 tokens: in all 41.00" in traced.report(tmp_path / "t")
 
 
 @pytest.mark.parametrize(("more", "at_once"), [([], 1), (["--gpus-each", "2"], 2)])

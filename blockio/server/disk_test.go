@@ -20,6 +20,7 @@ import (
 	"github.com/kvlane/kvlane/internal/dirfs"
 	"github.com/kvlane/kvlane/internal/dirfs/faultfs"
 	"github.com/kvlane/kvlane/internal/fault"
+	"github.com/kvlane/kvlane/internal/testkit"
 	"github.com/kvlane/kvlane/tier"
 	"github.com/kvlane/kvlane/tier/file"
 	"github.com/kvlane/kvlane/tier/log"
@@ -183,6 +184,37 @@ func TestFaultAtTheNthFileOperation(t *testing.T) {
 			}
 		}
 	})
+}
+
+// A disk that is slower than its sender slows the sender down. Stores do not fail within their
+// deadline, and blocks in memory are retrieved meanwhile.
+func TestSlowDiskSlowsTheSender(t *testing.T) {
+	const stall = time.Second // more than the delays of a client's retries
+	plan := fault.New(1)
+	r := newDiskRig(t, Options{}, 4, disks["file"](t.TempDir(), faultfs.New(dirfs.OS(), plan, nil)))
+	c, f := r.client(t, blockio.ClientOptions{Timeout: testkit.Patience()}), r.formats[0]
+	_, err := c.Stat(t.Context()) // opens the directories
+	must(t, err)
+	plan.Add(fault.After("write", int(plan.Seen("write"))).Stall())
+	stored := make(chan error, 1)
+	go func() {
+		var errs []error
+		for i := range 4 {
+			_, pieces := image(t, f, i, 1<<20)
+			errs = append(errs, store(t, c, pieces))
+		}
+		stored <- errors.Join(errs...)
+	}()
+	time.Sleep(stall)
+	must(t, r.retrieve(t, c, f, 0))
+	select {
+	case err := <-stored:
+		t.Fatalf("more than half of the memory waits for the disk, and stores end with %v", err)
+	default:
+	}
+	plan.Release()
+	must(t, <-stored)
+	r.close(t)
 }
 
 // A read that hangs delays neither other requests nor the end of its own request beyond the

@@ -26,7 +26,18 @@ func (c *conn) handle(a *answer) (later bool, err error) {
 	}
 	switch q.Op {
 	case blockio.OpStore:
-		return false, c.store(a)
+		full, err := c.store(a)
+		if err != nil || full == nil {
+			return false, err
+		}
+		// The client sends the pieces again after the result. A slow disk thus slows it down.
+		end := time.Now().Add(time.Until(a.deadline) / 4 * 3)
+		c.later(a, func(ctx context.Context, _ *work) {
+			ctx, cancel := context.WithDeadline(ctx, end)
+			defer cancel()
+			full.WaitWritable(ctx)
+		})
+		return true, nil
 	case blockio.OpRetrieve:
 		return c.retrieve(a), nil
 	case blockio.OpExist, blockio.OpLease, blockio.OpDelete, blockio.OpFlush:
@@ -97,17 +108,20 @@ func (c *conn) space(e *blockio.Entry) (*blockhost.Space, error) {
 	return s, nil
 }
 
-// store receives the pieces of a store.
-func (c *conn) store(a *answer) error {
+// store receives the pieces of a store. It returns the space of a piece that was refused as busy.
+func (c *conn) store(a *answer) (full *blockhost.Space, err error) {
 	q, r := a.request, &a.result
 	for i := range q.Entries {
 		e := &q.Entries[i]
 		if err := c.reading.extend(time.Now()); err != nil {
-			return err
+			return nil, err
 		}
 		status, err := c.receive(e, a.deadline)
 		if err != nil {
-			return err
+			return nil, err
+		}
+		if status == blockio.StatusBusy {
+			full = c.spaces[e.Identity]
 		}
 		result := blockio.EntryResult{Status: status}
 		if c.s.failed(status) {
@@ -118,7 +132,7 @@ func (c *conn) store(a *answer) error {
 		}
 		r.Entries = append(r.Entries, result)
 	}
-	return nil
+	return full, nil
 }
 
 // receive receives a piece: to its place, or else it discards the bytes. A piece whose bytes

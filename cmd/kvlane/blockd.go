@@ -61,7 +61,7 @@ moves are not encrypted.`,
 	fl.Var(sizeValue{&f.tenantBytes}, "tenant-bytes", "memory for the blocks of each tenant; 0 is --cache-bytes")
 	fl.StringVar(&f.fileDir, "file-dir", "", "directory of blocks, one file each, below a directory for each tenant and identity")
 	fl.StringVar(&f.logDir, "log-dir", "", "the same with a log for each identity")
-	fl.Var(sizeValue{&f.diskBytes}, "disk-bytes", "bytes on disk of each tenant; with --log-dir of each identity")
+	fl.Var(sizeValue{&f.diskBytes}, "disk-bytes", "bytes on disk of each tenant; with --log-dir its eight identities at most have an eighth each")
 	fl.StringVar(&f.object, "object", "", "bucket for blocks instead of a disk, s3://BUCKET/PREFIX, with a folder for each tenant")
 	registerSettings(fl, bucketFlags...)
 	registerServerCredentials(fl, &f.credentials)
@@ -90,7 +90,7 @@ func (f *blockdFlags) run(cmd *cobra.Command) (err error) {
 	if err != nil {
 		return asUsage(err)
 	}
-	host, err := blockhost.New(blockhost.Options{CapacityBytes: f.cacheBytes, TenantBytes: f.tenantBytes, Disk: f.disk(ctx, accessOf(cmd))})
+	host, err := blockhost.New(blockhost.Options{CapacityBytes: f.cacheBytes, TenantBytes: f.tenantBytes, Quota: credentials.QuotaBytes, Disk: f.disk(ctx, accessOf(cmd))})
 	if err != nil {
 		return asUsage(err)
 	}
@@ -136,6 +136,10 @@ func closeWithin(ctx context.Context, end func(context.Context) error) error {
 	return end(ctx)
 }
 
+// logIdentities is the number of identities of a tenant with --log-dir, which share its bound. It is
+// enough for the ranks of a model on eight GPUs.
+const logIdentities = 8
+
 // disk returns the disk that the flags select, or nil.
 func (f *blockdFlags) disk(ctx context.Context, bucket bucketAccess) *blockhost.Disk {
 	if f.object != "" {
@@ -156,8 +160,9 @@ func (f *blockdFlags) disk(ctx context.Context, bucket bucketAccess) *blockhost.
 		return c.OpenTier(ctx)
 	}
 	if f.logDir != "" {
+		d.Identities = logIdentities
 		d.Open = func(ctx context.Context, dir string, format block.Format) (tier.Tier, error) {
-			return log.Open(ctx, log.Config{Dir: dir, Formats: block.Formats{format}, Fsync: log.FsyncAlways, MaxBytes: f.diskBytes, FS: fsys})
+			return log.Open(ctx, log.Config{Dir: dir, Formats: block.Formats{format}, Fsync: log.FsyncAlways, MaxBytes: f.diskBytes / logIdentities, FS: fsys})
 		}
 	}
 	return d

@@ -138,7 +138,7 @@ var mayImport = map[string]string{
 	"rpc/internal/pb":       "",
 	"rpc/internal/frame":    onMem + " wire rpc/chain",
 	"rpc/internal/golden":   "",
-	"internal/auth":         "errdefs",
+	"internal/auth":         "errdefs internal/present",
 	"internal/mounts":       "",
 	"internal/present":      "",
 	"internal/strictjson":   "",

@@ -8,6 +8,7 @@
 // A server without client credentials listens on loopback addresses only, unless
 // ServerOptions.Insecure is set. All its clients belong to one tenant.
 //
-// Credentials are read from files when a Server or a Client is made; a new file takes effect with a
-// restart. All types are safe for concurrent use.
+// Credentials are read from files when a Server or a Client is made. A new file of tokens of a
+// server takes effect within a second; other files take effect with a restart. All types are safe
+// for concurrent use.
 package auth

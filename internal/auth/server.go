@@ -7,8 +7,12 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 	"os"
+	"sync"
+	"sync/atomic"
+	"time"
 
 	"github.com/kvlane/kvlane/errdefs"
 )
@@ -28,7 +32,8 @@ type ServerOptions struct {
 	// If it is set, each client needs such a certificate.
 	ClientCAFile string
 	// TokensFile has one tenant and one token on each line; see ParseTokens. If it is set, each
-	// client needs a token.
+	// client needs a token. If the file changes, it is read again, and counts for new connections.
+	// If it then cannot be read, the old tokens stay.
 	TokensFile string
 	// Insecure permits listening on non-loopback addresses without client credentials.
 	Insecure bool
@@ -38,15 +43,23 @@ type ServerOptions struct {
 type Server struct {
 	tls      *tls.Config // nil: plain TCP
 	certs    bool        // clients need certificates
-	tokens   []Token
 	insecure bool
+
+	tokensFile string
+	tokens     atomic.Pointer[[]Token] // nil: none
+	mu         sync.Mutex              // of reading the file again
+	read       fs.FileInfo             // of tokens; guarded by mu
+	checked    time.Time               // guarded by mu
 }
+
+// recheck is the time between looks at the file of tokens.
+const recheck = time.Second / 2
 
 // NewServer reads the credential files. It returns ErrInvalid for malformed contents, for a
 // certificate without its key, and for client credentials without a server certificate. It also
 // returns the errors of reading.
 func NewServer(o ServerOptions) (*Server, error) {
-	s := &Server{insecure: o.Insecure, certs: o.ClientCAFile != ""}
+	s := &Server{insecure: o.Insecure, certs: o.ClientCAFile != "", tokensFile: o.TokensFile}
 	switch {
 	case (o.CertFile == "") != (o.KeyFile == ""):
 		return nil, fmt.Errorf("read credentials: a certificate and its key must be given together: %w", errdefs.ErrInvalid)
@@ -67,15 +80,60 @@ func NewServer(o ServerOptions) (*Server, error) {
 		s.tls.ClientAuth = tls.RequireAndVerifyClientCert
 	}
 	if o.TokensFile != "" {
-		b, err := os.ReadFile(o.TokensFile)
-		if err != nil {
-			return nil, fmt.Errorf("read tokens: %w", err)
-		}
-		if s.tokens, err = ParseTokens(b); err != nil {
-			return nil, fmt.Errorf("read tokens of %s: %w", o.TokensFile, err)
+		if err := s.readTokens(); err != nil {
+			return nil, err
 		}
 	}
 	return s, nil
+}
+
+// readTokens reads the file of tokens.
+func (s *Server) readTokens() error {
+	info, err := os.Stat(s.tokensFile) // before the contents: a later change shows
+	if err != nil {
+		return fmt.Errorf("read tokens: %w", err)
+	}
+	b, err := os.ReadFile(s.tokensFile)
+	if err != nil {
+		return fmt.Errorf("read tokens: %w", err)
+	}
+	list, err := ParseTokens(b)
+	if err != nil {
+		return fmt.Errorf("read tokens of %s: %w", s.tokensFile, err)
+	}
+	s.tokens.Store(&list)
+	s.read = info
+	return nil
+}
+
+// refresh reads the file of tokens again if it has changed.
+func (s *Server) refresh() {
+	if s.tokensFile == "" || !s.mu.TryLock() {
+		return
+	}
+	defer s.mu.Unlock()
+	if time.Since(s.checked) < recheck {
+		return
+	}
+	s.checked = time.Now()
+	info, err := os.Stat(s.tokensFile)
+	if err == nil && (!info.ModTime().Equal(s.read.ModTime()) || info.Size() != s.read.Size() || !os.SameFile(info, s.read)) {
+		_ = s.readTokens() // after an error the old tokens stay, and it is tried again
+	}
+}
+
+// QuotaBytes returns the bound of a tenant's memory in the file of tokens, or zero.
+func (s *Server) QuotaBytes(tenant string) (least int64) {
+	list := s.tokens.Load()
+	if list == nil {
+		return 0
+	}
+	for i := range *list {
+		if t := &(*list)[i]; t.Tenant == tenant && t.QuotaBytes > 0 && (least == 0 || t.QuotaBytes < least) {
+			least = t.QuotaBytes
+		}
+	}
+	return least
 }
 
 // readKeyPair reads a certificate chain and its key. Its errors do not contain file contents.
@@ -112,7 +170,7 @@ func readPool(name string) (*x509.CertPool, error) {
 func (s *Server) TLS() *tls.Config { return s.tls }
 
 // Authenticates reports whether clients need a credential.
-func (s *Server) Authenticates() bool { return s.certs || len(s.tokens) > 0 }
+func (s *Server) Authenticates() bool { return s.certs || s.tokensFile != "" }
 
 // CheckListen returns ErrInvalid if the server must not listen at address, HOST:PORT. That is the
 // case if clients need no credential, Insecure is not set, and the host is neither a loopback
@@ -146,9 +204,10 @@ func (s *Server) Tenant(c *tls.ConnectionState, token []byte) (string, error) {
 			return "", ErrDenied
 		}
 	}
-	if len(s.tokens) == 0 {
+	if s.tokensFile == "" {
 		return tenant, nil
 	}
+	s.refresh()
 	if c == nil || !c.HandshakeComplete {
 		return "", ErrDenied
 	}
@@ -163,11 +222,12 @@ func (s *Server) Tenant(c *tls.ConnectionState, token []byte) (string, error) {
 func (s *Server) find(token []byte) (tenant string, ok bool) {
 	sum := sha256.Sum256(token)
 	found := -1
-	for i := range s.tokens {
-		found = subtle.ConstantTimeSelect(subtle.ConstantTimeCompare(sum[:], s.tokens[i].sum[:]), i, found)
+	list := *s.tokens.Load()
+	for i := range list {
+		found = subtle.ConstantTimeSelect(subtle.ConstantTimeCompare(sum[:], list[i].sum[:]), i, found)
 	}
 	if found < 0 {
 		return "", false
 	}
-	return s.tokens[found].Tenant, true
+	return list[found].Tenant, true
 }

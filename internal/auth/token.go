@@ -7,6 +7,7 @@ import (
 	"fmt"
 
 	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/present"
 )
 
 // Limits of the lengths of tokens and tenant names in bytes.
@@ -19,14 +20,17 @@ const (
 // Token is the hash of a token and its tenant.
 type Token struct {
 	Tenant string
-	sum    [sha256.Size]byte
+	// QuotaBytes bounds the memory of the tenant at the server. Zero: the server's own bound.
+	QuotaBytes int64
+	sum        [sha256.Size]byte
 }
 
-// ParseTokens reads a tenant and a token from each line, separated by spaces or tabs. It skips
-// empty lines and lines that begin with #. A tenant may have several tokens. It returns ErrInvalid
-// with the line number for malformed lines, for tokens that are too short, too long, duplicate or
-// not printable ASCII, and for invalid tenant names. It also returns ErrInvalid if there is no
-// token. Errors do not contain tokens.
+// ParseTokens reads a tenant, a token and perhaps a quota, such as 8GiB, from each line, separated
+// by spaces or tabs. It skips empty lines and lines that begin with #. A tenant may have several
+// tokens; the smallest of its quotas counts. It returns ErrInvalid with the line number for
+// malformed lines, for tokens that are too short, too long, duplicate or not printable ASCII, for
+// invalid tenant names, and for quotas that are no positive size. It also returns ErrInvalid if
+// there is no token. Errors do not contain tokens.
 func ParseTokens(b []byte) ([]Token, error) {
 	var list []Token
 	seen := make(map[[sha256.Size]byte]bool)
@@ -40,8 +44,8 @@ func ParseTokens(b []byte) ([]Token, error) {
 		if len(fields) == 0 || fields[0][0] == '#' {
 			continue
 		}
-		if len(fields) != 2 {
-			return nil, fail("it is not a tenant and a token")
+		if len(fields) != 2 && len(fields) != 3 {
+			return nil, fail("it is not a tenant and a token, and perhaps a quota")
 		}
 		tenant := string(fields[0])
 		if err := checkTenant(tenant); err != nil {
@@ -55,7 +59,14 @@ func ParseTokens(b []byte) ([]Token, error) {
 			return nil, fail("the token is listed twice")
 		}
 		seen[sum] = true
-		list = append(list, Token{tenant, sum})
+		var quota int64
+		if len(fields) == 3 {
+			var err error
+			if quota, err = present.ParseSize(string(fields[2])); err != nil || quota <= 0 {
+				return nil, fail("the quota is no size such as 8GiB")
+			}
+		}
+		list = append(list, Token{tenant, quota, sum})
 	}
 	if len(list) == 0 {
 		return nil, fmt.Errorf("no token is listed: %w", errdefs.ErrInvalid)

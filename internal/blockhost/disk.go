@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"time"
 
@@ -16,7 +18,7 @@ import (
 )
 
 const (
-	diskReads  = 16               // at a time
+	diskReads  = 16               // at a time, of an identity
 	diskWrites = 8                // at a time
 	putTimeout = 30 * time.Second // for a block that waits for space on disk
 )
@@ -29,6 +31,8 @@ type Disk struct {
 	Root string
 	// TenantBytes bounds the leases of a tenant's blocks on disk, to half of it. Zero: no bound.
 	TenantBytes int64
+	// Identities bounds the identities of a tenant. Zero: 1,024.
+	Identities int
 	// Open opens the tier of an identity in a directory, which may exist. A Put of the tier returns
 	// when the block is durable. A Lookup finds durable blocks only.
 	Open func(ctx context.Context, dir string, f block.Format) (tier.Tier, error)
@@ -45,7 +49,6 @@ type writers struct {
 	queue   []*entry
 	wake    *sync.Cond
 	running sync.WaitGroup
-	reads   chan struct{} // has an element for each read in progress
 	ctx     context.Context
 	cancel  context.CancelFunc
 }
@@ -55,7 +58,7 @@ func (h *Host) Durable() bool { return h.o.Disk != nil }
 
 func (h *Host) startWriters() {
 	w := &h.writers
-	w.wake, w.reads = sync.NewCond(&h.mu), make(chan struct{}, diskReads)
+	w.wake = sync.NewCond(&h.mu)
 	w.ctx, w.cancel = context.WithCancel(context.Background())
 	for range diskWrites {
 		w.running.Go(h.write)
@@ -67,20 +70,26 @@ func (h *Host) write() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for {
-		for len(h.writers.queue) == 0 {
-			if h.closed {
+		// An identity has at most half of the writers, so that a disk that hangs leaves others some.
+		next := slices.IndexFunc(h.writers.queue, func(e *entry) bool { return e.space.active < diskWrites/2 })
+		if next < 0 {
+			if h.closed && len(h.writers.queue) == 0 {
 				return
 			}
 			h.writers.wake.Wait()
+			continue
 		}
-		e := h.writers.queue[0]
-		h.writers.queue = h.writers.queue[1:]
+		e := h.writers.queue[next]
+		h.writers.queue = slices.Delete(h.writers.queue, next, next+1)
+		e.space.active++
 		h.mu.Unlock()
 		ctx, cancel := context.WithTimeout(h.writers.ctx, putTimeout)
 		err := e.space.disk.Put(ctx, e.key, e.extent())
 		cancel()
 		h.mu.Lock()
+		e.space.active--
 		e.written(err)
+		h.writers.wake.Broadcast()
 	}
 }
 
@@ -113,6 +122,8 @@ func (e *entry) written(err error) {
 	} else {
 		t.usage.DiskErrors++
 	}
+	close(h.writable)
+	h.writable = make(chan struct{})
 	e.write.err = err
 	close(e.write.done)
 	e.write = nil
@@ -123,10 +134,28 @@ func (e *entry) written(err error) {
 // caller holds mu.
 func (s *Space) mayWrite() error {
 	n := classBytes(s.format.Layout.ImageBytes())
-	if s.t.unwritten > 0 && s.t.unwritten+n > s.h.o.TenantBytes/2 || s.h.unwritten > 0 && s.h.unwritten+n > s.h.o.CapacityBytes/2 {
+	if s.t.unwritten > 0 && s.t.unwritten+n > s.h.tenantBytes(s.t.name)/2 || s.h.unwritten > 0 && s.h.unwritten+n > s.h.o.CapacityBytes/2 {
 		return fmt.Errorf("store a block: %d bytes wait for the disk: %w", s.h.unwritten, errdefs.ErrBusy)
 	}
 	return nil
+}
+
+// WaitWritable waits until a new block can be stored without ErrBusy because of the disk, or until
+// ctx ends.
+func (s *Space) WaitWritable(ctx context.Context) {
+	for {
+		s.h.mu.Lock()
+		err, written := s.mayWrite(), s.h.writable
+		s.h.mu.Unlock()
+		if err == nil {
+			return
+		}
+		select {
+		case <-written:
+		case <-ctx.Done():
+			return
+		}
+	}
 }
 
 // Flush waits until the blocks that are complete are durable. It writes those again whose write has
@@ -251,9 +280,9 @@ func (e *entry) load() (Block, error) {
 	e.loading = loaded
 	e.use()
 	h.mu.Unlock()
-	h.writers.reads <- struct{}{} // reads end, if the disk does
+	e.space.reads <- struct{}{} // reads of the identity end, if the disk does
 	err := e.space.disk.Get(h.writers.ctx, e.key, e.extent())
-	<-h.writers.reads
+	<-e.space.reads
 	h.mu.Lock()
 	e.loading = nil
 	close(loaded)
@@ -294,7 +323,7 @@ func (s *Space) openDisk(ctx context.Context, tenantName string) error {
 		if err := os.MkdirAll(parent, 0o700); err != nil {
 			return fmt.Errorf("make the directory of a tenant: %w", err)
 		}
-		if err := h.trim(s.t, parent, filepath.Base(dir)); err != nil {
+		if err := h.trim(ctx, s.t, parent, filepath.Base(dir)); err != nil {
 			return err
 		}
 	}
@@ -313,8 +342,8 @@ func (s *Space) openDisk(ctx context.Context, tenantName string) error {
 }
 
 // trim removes directories of identities that are not open, those not used for the longest time
-// first, until there are fewer than maxSpaces, name included. The caller holds t.opening.
-func (h *Host) trim(t *tenant, parent, name string) error {
+// first, until there are fewer than maxSpaces of them, name included. The caller holds t.opening.
+func (h *Host) trim(ctx context.Context, t *tenant, parent, name string) error {
 	all, err := os.ReadDir(parent)
 	if err != nil {
 		return fmt.Errorf("list the directories of a tenant: %w", err)
@@ -325,7 +354,10 @@ func (h *Host) trim(t *tenant, parent, name string) error {
 			count++
 		}
 	}
-	for ; count > maxSpaces; count-- {
+	for ; count > h.maxSpaces(); count-- {
+		if err := h.waitClosing(ctx, t); err != nil {
+			return err
+		}
 		var oldest string
 		var when time.Time
 		for _, d := range all {
@@ -344,6 +376,21 @@ func (h *Host) trim(t *tenant, parent, name string) error {
 		}
 		if err := os.RemoveAll(filepath.Join(parent, oldest)); err != nil {
 			return fmt.Errorf("remove the directory of an identity that is not used: %w", err)
+		}
+	}
+	return nil
+}
+
+// waitClosing waits until the tiers that the tenant has forgotten are closed.
+func (h *Host) waitClosing(ctx context.Context, t *tenant) error {
+	h.mu.Lock()
+	closing := slices.Collect(maps.Values(t.closing))
+	h.mu.Unlock()
+	for _, c := range closing {
+		select {
+		case <-c:
+		case <-ctx.Done():
+			return fmt.Errorf("close an identity that is not used: %w: %w", errdefs.ErrCanceled, context.Cause(ctx))
 		}
 	}
 	return nil

@@ -23,6 +23,8 @@ type Options struct {
 	CapacityBytes int64
 	// TenantBytes bounds the memory of each tenant's images. Zero: CapacityBytes.
 	TenantBytes int64
+	// Quota returns a smaller bound of a tenant's memory, or zero. It must not block. May be nil.
+	Quota func(tenant string) int64
 	// Disk keeps blocks below the memory. Nil: memory only.
 	Disk *Disk
 }
@@ -51,11 +53,13 @@ type Host struct {
 	uses    uint64
 	closed  bool
 
-	unwritten int64 // bytes of blocks that wait to be written to disk
+	unwritten int64         // bytes of blocks that wait to be written to disk
+	writable  chan struct{} // closed and replaced when a block is written to disk
 	writers   writers
 }
 
 type tenant struct {
+	name   string
 	usage  Usage
 	used   int64 // bytes of memory
 	cold   coldest
@@ -73,10 +77,10 @@ func New(o Options) (*Host, error) {
 	if o.CapacityBytes <= 0 || o.TenantBytes < 0 {
 		return nil, fmt.Errorf("open block host of %d bytes, and %d for each tenant: %w", o.CapacityBytes, o.TenantBytes, errdefs.ErrInvalid)
 	}
-	if d := o.Disk; d != nil && (d.Open == nil || d.TenantBytes < 0) {
+	if d := o.Disk; d != nil && (d.Open == nil || d.TenantBytes < 0 || d.Identities < 0) {
 		return nil, fmt.Errorf("open block host with a disk at %q, %d bytes for each tenant: %w", d.Root, d.TenantBytes, errdefs.ErrInvalid)
 	}
-	h := &Host{o: o, free: make(map[int64][]*memory), tenants: make(map[string]*tenant)}
+	h := &Host{o: o, writable: make(chan struct{}), free: make(map[int64][]*memory), tenants: make(map[string]*tenant)}
 	if o.Disk != nil {
 		h.startWriters()
 	}
@@ -85,6 +89,24 @@ func New(o Options) (*Host, error) {
 
 // CapacityBytes returns the bound.
 func (h *Host) CapacityBytes() int64 { return h.o.CapacityBytes }
+
+// tenantBytes returns the bound of the memory of a tenant.
+func (h *Host) tenantBytes(name string) int64 {
+	if h.o.Quota != nil {
+		if n := h.o.Quota(name); n > 0 {
+			return min(n, h.o.TenantBytes)
+		}
+	}
+	return h.o.TenantBytes
+}
+
+// maxSpaces returns the bound of the identities of a tenant.
+func (h *Host) maxSpaces() int {
+	if d := h.o.Disk; d != nil && d.Identities > 0 {
+		return min(maxSpaces, d.Identities)
+	}
+	return maxSpaces
+}
 
 // Usage returns the figures of a tenant.
 func (h *Host) Usage(name string) Usage {

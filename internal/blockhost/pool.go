@@ -28,9 +28,10 @@ func classBytes(n int64) int64 {
 // caller holds mu.
 func (h *Host) alloc(t *tenant, image int64) (*memory, error) {
 	n := classBytes(image)
-	for t.used+n > h.o.TenantBytes {
+	most := h.tenantBytes(t.name)
+	for t.used+n > most {
 		if !h.evict(t) {
-			return nil, fmt.Errorf("find %d bytes: all %d of the tenant are in use: %w", n, h.o.TenantBytes, errdefs.ErrBusy)
+			return nil, fmt.Errorf("find %d bytes: all %d of the tenant are in use: %w", n, most, errdefs.ErrBusy)
 		}
 	}
 	for len(h.free[n]) == 0 && h.used+n > h.o.CapacityBytes {

@@ -21,7 +21,10 @@ type Space struct {
 	users  int
 	used   uint64    // the host's uses when the last user left
 	disk   tier.Tier // nil: none. It is set once, before Host.Space returns the space
-	writes int       // to disk
+	writes int       // to disk, queued or in progress
+	active int       // of writes, in progress
+
+	reads chan struct{} // has an element for each read from disk in progress
 }
 
 // Space returns the space of an identity of a tenant, until the caller calls Release. It returns
@@ -56,12 +59,12 @@ func (h *Host) Space(ctx context.Context, name string, f block.Format) (*Space, 
 func (h *Host) space(name string, f block.Format) (_ *Space, closing <-chan struct{}, _ error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if n, most := f.Layout.ImageBytes(), min(h.o.CapacityBytes, h.o.TenantBytes); classBytes(n) > most {
+	if n, most := f.Layout.ImageBytes(), min(h.o.CapacityBytes, h.tenantBytes(name)); classBytes(n) > most {
 		return nil, nil, fmt.Errorf("open identity with images of %d bytes, with memory of %d: %w", n, most, errdefs.ErrNoSpace)
 	}
 	t := h.tenants[name]
 	if t == nil {
-		t = &tenant{spaces: make(map[block.Digest]*Space), opening: make(chan struct{}, 1), closing: make(map[block.Digest]chan struct{})}
+		t = &tenant{name: name, spaces: make(map[block.Digest]*Space), opening: make(chan struct{}, 1), closing: make(map[block.Digest]chan struct{})}
 		h.tenants[name] = t
 	}
 	if c := t.closing[f.Identity]; c != nil {
@@ -71,11 +74,11 @@ func (h *Host) space(name string, f block.Format) (_ *Space, closing <-chan stru
 	if h.closed {
 		return nil, nil, fmt.Errorf("open identity %s: %w", f.Identity, errdefs.ErrClosed)
 	}
-	if s == nil && len(t.spaces) >= maxSpaces && !t.forgetSpace() {
-		return nil, nil, fmt.Errorf("open identity %d of a tenant, of at most %d: %w", len(t.spaces)+1, maxSpaces, errdefs.ErrNoSpace)
+	if s == nil && len(t.spaces) >= h.maxSpaces() && !t.forgetSpace() {
+		return nil, nil, fmt.Errorf("open identity %d of a tenant, of at most %d: %w", len(t.spaces)+1, h.maxSpaces(), errdefs.ErrNoSpace)
 	}
 	if s == nil {
-		s = &Space{h: h, t: t, format: f, blocks: make(map[block.Key]*entry)}
+		s = &Space{h: h, t: t, format: f, blocks: make(map[block.Key]*entry), reads: make(chan struct{}, diskReads)}
 		t.spaces[f.Identity] = s
 	}
 	if !s.format.Layout.Equal(f.Layout) {

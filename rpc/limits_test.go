@@ -9,6 +9,7 @@ import (
 	"io"
 	"net"
 	"runtime"
+	"strings"
 	"testing"
 	"time"
 
@@ -16,9 +17,12 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/testkit"
 	"github.com/kvlane/kvlane/rpc"
 	"github.com/kvlane/kvlane/rpc/chain"
 	"github.com/kvlane/kvlane/rpc/echo"
+	"github.com/kvlane/kvlane/rpc/internal/frame"
+	"github.com/kvlane/kvlane/rpc/internal/pb"
 	"github.com/kvlane/kvlane/wire"
 )
 
@@ -198,10 +202,10 @@ func TestMemoryOfAClientThatDoesNotRead(t *testing.T) {
 	const limit, request1MiB = 4 << 20, 1 << 20
 	s, addr := startServer(t, rpc.ServerOptions{MaxUnsentBytes: limit, Stall: time.Second})
 	conn := dial(t, addr)
-	frame := request(append(bytes.Clone(hello), make([]byte, request1MiB)...), append([]byte{0x28}, binary.AppendUvarint(nil, request1MiB)...)...)
+	wanted := request(append(bytes.Clone(hello), make([]byte, request1MiB)...), append([]byte{0x28}, binary.AppendUvarint(nil, request1MiB)...)...)
 	before, most, sent := heapBytes(), int64(0), 0
 	for ; sent < 256; sent++ {
-		if _, err := conn.Write(frame); err != nil {
+		if _, err := conn.Write(wanted); err != nil {
 			break // the server has closed the connection
 		}
 		if sent%16 == 0 {
@@ -266,17 +270,17 @@ func TestMemoryOfUserFields(t *testing.T) {
 		key := fmt.Sprintf("%x", i)
 		meta = append(append(meta, 0x4a, byte(2+len(key)), 0x0a, byte(len(key))), key...)
 	}
-	frame := request(hello, meta...)
+	wanted := request(hello, meta...)
 	before := heapBytes()
 	conn := dial(t, addr)
-	for range 8 {
-		if _, err := conn.Write(frame); err != nil {
+	for range 24 {
+		if _, err := conn.Write(wanted); err != nil {
 			break // the server has waited for memory in vain
 		}
 	}
 	used := heapBytes() - before
 	t.Logf("%+v, %d bytes of memory", s.Stats(), used)
-	if used > 24<<20 || s.Stats().Requests < 2 {
+	if used > 64<<20 || s.Stats().Requests < 2 {
 		t.Errorf("%d bytes of memory, %+v", used, s.Stats())
 	}
 	close(block)
@@ -303,5 +307,83 @@ func TestConnectionLimit(t *testing.T) {
 	}
 	if isOpen(t, conns[0]) || !isOpen(t, conns[1]) || s.Stats().Connections != 2 {
 		t.Errorf("%+v", s.Stats())
+	}
+}
+
+// streamFrame returns a frame of a stream.
+func streamFrame(t *testing.T, m *pb.StreamFrame, data []byte) []byte {
+	t.Helper()
+	b, err := proto.MarshalOptions{}.MarshalAppend(make([]byte, frame.HeaderBytes), m)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := int64(len(b)) - frame.HeaderBytes
+	if err := (frame.Header{Kind: frame.Stream, Body: n + int64(len(data)), Meta: n}).Put(b); err != nil {
+		t.Fatal(err)
+	}
+	return append(b, data...)
+}
+
+// TestStreamFloods sends messages without regard to the window, to a program that does not receive
+// them. The server resets the stream, and the memory is bounded.
+func TestStreamFloods(t *testing.T) {
+	const limit = 4 << 20
+	for name, n := range map[string]int{"long messages": 64 << 10, "empty messages": 0} {
+		accepted := make(chan *rpc.Stream, 1)
+		s, addr := serve(t, rpc.ServerOptions{MaxBodyBytes: limit}, echo.NewEchoService(echoFunc(func(ctx context.Context, _ *echo.EchoRequest) (*echo.EchoResponse, error) {
+			list, err := rpc.FromContext(ctx).AcceptStreams(rpc.StreamOptions{})
+			if err == nil {
+				accepted <- list[0]
+			}
+			return &echo.EchoResponse{Message: proto.String("")}, err
+		})))
+		conn := dial(t, addr)
+		if _, err := conn.Write(request(hello, 0x42, 4, 0x08, 7, 0x10, 1)); err != nil {
+			t.Fatal(err)
+		}
+		id, before, data := next(t, conn).stream.GetSourceStreamId(), heapBytes(), make([]byte, n)
+		chunk := bytes.Repeat(streamFrame(t, &pb.StreamFrame{StreamId: &id, FrameType: proto.Int32(3)}, data), 4<<20/(n+50))
+		for range 8 {
+			if _, err := conn.Write(chunk); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := conn.SetReadDeadline(time.Now().Add(testkit.Patience())); err != nil {
+			t.Fatal(err)
+		}
+		if f := next(t, conn); f.stream.GetFrameType() != 1 { // RST
+			t.Errorf("%s: %v", name, f)
+		}
+		if used := heapBytes() - before; used > 3*limit {
+			t.Errorf("%s: %d bytes of memory for a limit of %d", name, used, limit)
+		}
+		if err := (<-accepted).Close(); err != nil {
+			t.Error(err)
+		}
+		if _, err := conn.Write(request(hello)); err != nil || s.Stats().Broken != 0 { // the connection goes on
+			t.Errorf("%s: %v, %+v", name, err, s.Stats())
+		}
+	}
+}
+
+// TestTooManyStreams requests more streams than a connection may have.
+func TestTooManyStreams(t *testing.T) {
+	addr, _ := acceptServer(t)
+	conn := dial(t, addr)
+	settings := &pb.StreamSettings{StreamId: proto.Int64(0)}
+	for i := range int64(1024) {
+		settings.ExtraStreamIds = append(settings.ExtraStreamIds, i+1)
+	}
+	b, err := proto.Marshal(settings)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 2 { // the streams of the first request were ended
+		if _, err := conn.Write(request(hello, append(binary.AppendUvarint([]byte{0x42}, uint64(len(b))), b...)...)); err != nil {
+			t.Fatal(err)
+		}
+		if r := next(t, conn).reply.meta.GetResponse(); rpc.Code(r.GetErrorCode()) != rpc.LimitReached || !strings.Contains(r.GetErrorText(), "more than 1024 streams") {
+			t.Error(r)
+		}
 	}
 }

@@ -21,6 +21,9 @@ const DefaultMaxBuffered = 2 << 20
 // can be sent between them.
 const segmentBytes = 1 << 20
 
+// messageBytes is the memory of a received message besides its data.
+const messageBytes = 64
+
 // maxStreams limits the streams of a connection.
 const maxStreams = 1024
 
@@ -139,7 +142,7 @@ func (t *streamTable) close(err error) {
 func (t *streamTable) take(n int64) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.queued+n > t.max {
+	if t.queued+n > t.max+messageBytes {
 		return false
 	}
 	t.queued += n
@@ -218,6 +221,10 @@ func streamIDs(m *pb.StreamSettings) []int64 {
 // data receives a piece of a message.
 func (s *Stream) data(in frameSource, f *pb.StreamFrame) error {
 	n := in.Left()
+	cost := n
+	if !f.GetHasContinuation() {
+		cost += messageBytes
+	}
 	s.mu.Lock()
 	closed := s.state > streamOpen
 	var respond func(*chain.Chain) error
@@ -231,21 +238,25 @@ func (s *Stream) data(in frameSource, f *pb.StreamFrame) error {
 	if closed || s.o.SendOnly && respond == nil {
 		return in.Skip()
 	}
-	if respond == nil && !s.table.take(n) {
+	if respond == nil && !s.table.take(cost) {
 		s.reset(&Error{Overcrowded, fmt.Sprintf("more than %d bytes of streams wait", s.table.max), errdefs.ErrBusy})
 		return in.Skip()
 	}
 	c, err := in.ReadHost(n)
-	if err != nil {
-		return err
-	}
 	if respond != nil {
+		if err != nil {
+			return err
+		}
 		return respond(c)
+	}
+	if err != nil {
+		s.table.give(cost)
+		return err
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.state > streamOpen { // closed meanwhile
-		s.table.give(n)
+		s.table.give(cost)
 		c.Release()
 		return nil
 	}
@@ -427,7 +438,7 @@ func (s *Stream) Receive(ctx context.Context) (*chain.Chain, error) {
 	s.received += m.Len()
 	consumed, peer := s.report(), s.peer
 	s.mu.Unlock()
-	s.table.give(m.Len())
+	s.table.give(m.Len() + messageBytes)
 	s.sendFeedback(peer, consumed)
 	return m, nil
 }
@@ -441,7 +452,7 @@ func (s *Stream) Close() error {
 		s.state = streamClosing
 	}
 	for _, m := range s.queue {
-		s.table.give(m.Len())
+		s.table.give(m.Len() + messageBytes)
 		m.Release()
 	}
 	s.queue = nil

@@ -67,6 +67,9 @@ func TestHostPinnedRegistersDeviceAddress(t *testing.T) {
 		if got := m.Info().Addr; got != uint64(r.Dev()) || got == uint64(r.CPU()) {
 			t.Errorf("the NIC has %#x for the %s", got, r)
 		}
+		if a := m.Info().Access; a&rdma.AccessRelaxedOrdering != 0 { // writes before the completion word could follow it
+			t.Errorf("the %s is registered for %s", r, a)
+		}
 	}
 }
 

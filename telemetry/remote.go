@@ -24,6 +24,9 @@ var remoteFamilies = []family[*remote.PeerStats]{
 	serverFigure("kvlane_remote_connections_total", "connections", Counter, "Connections opened to the block server.", func(s *remote.ServerStats) int64 { return s.Client.Connections }),
 	serverFigure("kvlane_remote_retries_total", "requests", Counter, "Entries and requests that were sent again.", func(s *remote.ServerStats) int64 { return s.Client.Retries }),
 	serverFigure("kvlane_remote_fences_total", "requests", Counter, "Requests that ended early, once the block server no longer accessed their memory.", func(s *remote.ServerStats) int64 { return s.Client.Fences }),
+	serverFigure("kvlane_remote_rdma_batches_total", "requests", Counter, "Stores and retrieves that were sent by RDMA.", func(s *remote.ServerStats) int64 { return s.Client.Remote }),
+	serverFigure("kvlane_remote_rdma_missed_total", "requests", Counter, "Stores and retrieves over the socket of a connection with RDMA, because memory is not registered or too many are in progress.", func(s *remote.ServerStats) int64 { return s.Client.RemoteMissed }),
+	serverFigure("kvlane_remote_rdma_refused_total", "connections", Counter, "Connections without RDMA, because the block server or the NIC refused it.", func(s *remote.ServerStats) int64 { return s.Client.RemoteRefused }),
 	serverFigure("kvlane_remote_corrupt_total", "entries", Counter, "Entries whose bytes failed their check after the transfer.", func(s *remote.ServerStats) int64 { return s.Client.Corrupt }),
 }
 

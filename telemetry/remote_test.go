@@ -4,6 +4,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/kvlane/kvlane/blockio"
 	"github.com/kvlane/kvlane/internal/breaker"
 	"github.com/kvlane/kvlane/telemetry"
 	"github.com/kvlane/kvlane/tier"
@@ -19,7 +20,7 @@ func (peers) Stats() tier.Stats { return tier.Stats{} }
 func (peers) PeerStats() remote.PeerStats {
 	return remote.PeerStats{
 		Unavailable: 21, Dropped: 22, Unanchored: 23, LostLeases: 27,
-		Servers: []remote.ServerStats{{Address: "a:1", State: "closed", Failures: 24}, {Address: "b:1", State: "open", Opened: 25, Timeouts: 26}},
+		Servers: []remote.ServerStats{{Address: "a:1", State: "closed", Failures: 24}, {Address: "b:1", State: "open", Opened: 25, Timeouts: 26, Client: blockio.ClientStats{Remote: 28, RemoteMissed: 29, RemoteRefused: 30}}},
 	}
 }
 
@@ -59,5 +60,21 @@ func TestBucketIsExposed(t *testing.T) {
 	}
 	if err := m.SetTier("object", nil); err != nil || strings.Contains(text(t, m), "kvlane_object") {
 		t.Errorf("the metrics stay: %v", err)
+	}
+}
+
+// Requests by RDMA have metrics with the label of the server, as have fallbacks to sockets.
+func TestRDMAOfServersIsExposed(t *testing.T) {
+	m := telemetry.New()
+	if err := m.SetTier("remote", peers{}); err != nil {
+		t.Fatal(err)
+	}
+	got := text(t, m)
+	for _, want := range []string{
+		`kvlane_remote_rdma_batches_total{server="b:1"} 28`, `kvlane_remote_rdma_missed_total{server="b:1"} 29`, `kvlane_remote_rdma_refused_total{server="b:1"} 30`,
+	} {
+		if !strings.Contains(got, "\n"+want+"\n") {
+			t.Errorf("the metrics lack %q", want)
+		}
 	}
 }

@@ -285,7 +285,7 @@ func (s *blockServer) stopInMidBatch(t *testing.T, client func() *blockClient) {
 		}()
 		var err error
 		var took time.Duration
-		timeout := testkit.Patience() / 500
+		timeout := max(testkit.Patience()/500, 200*time.Millisecond)
 		for err == nil {
 			ctx, cancel := context.WithTimeout(t.Context(), timeout)
 			start := time.Now()

@@ -34,7 +34,11 @@ func TestBackupRequest(t *testing.T) {
 		if err != nil || copyErr != nil || at != list[1].address || !bytes.Equal(b, want) || sent.Len() != 0 {
 			t.Fatalf("%q, %d bytes, %v, %v", at, len(b), err, copyErr)
 		}
-		<-freed // by the cancelled attempt too
+		select {
+		case <-freed: // by the cancelled attempt too
+		case <-time.After(testkit.Patience()):
+			t.Fatal("the attachment is not released")
+		}
 	}
 	waitFor(t, func() bool { return statsOf(c, list[0]).InFlight == 0 })
 	s := c.Stats()

@@ -186,8 +186,9 @@ func (c *clientConn) send(ctx context.Context, meta *pb.Meta, message *payload, 
 		o.block = message.block
 	}
 	if introduces {
-		defer c.introduced.Store(true)
-	} else if o.bytes >= postBytes && ctx.Done() != nil {
+		defer c.introduced.Store(true) // after the frame is queued
+	}
+	if o.bytes >= postBytes && ctx.Done() != nil {
 		return c.out.post(o) // the call may end before the server reads the request
 	}
 	return c.out.write(o)

@@ -7,7 +7,7 @@ var rpcClientMutants = []mutant{
 	defect("rpc", "TestTLSWithTokens",
 		"rpc/client_conn.go", "		if introduces = !c.introduced.Load(); introduces {\n", "		if introduces = false; introduces {\n"),
 	defect("rpc", "TestCredentialIsSentOnce",
-		"rpc/client_conn.go", "		defer c.introduced.Store(true)\n", ""),
+		"rpc/client_conn.go", "		defer c.introduced.Store(true) // after the frame is queued\n", ""),
 	defect("rpc", "TestTLSWithTokens",
 		"rpc/client.go", "		c.o.TLS.ServerName = host\n", "		_ = host\n"),
 	defect("rpc", "TestTLSWithTokens",

@@ -21,6 +21,7 @@ type call struct {
 	key        string
 	idempotent bool
 	uses       atomic.Int64 // the caller and the attempts in goroutines
+	executed   atomic.Int64 // attempts that the server may have executed
 
 	tried    []*server // since the last pause
 	attempts int
@@ -36,9 +37,10 @@ func (q *call) done() {
 // attempt is a request to one server.
 type attempt struct {
 	s      *server
-	permit *breaker.Permit // nil: the server is ejected for overload, like all others
-	probe  bool            // decides on the trial of the server
-	lost   bool            // the backup request has answered; guarded by Client.mu
+	permit breaker.Permit // unless forced
+	forced bool           // the server is ejected for overload, like all others
+	probe  bool           // decides on the trial of the server
+	lost   bool           // the backup request has answered; guarded by Client.mu
 }
 
 // outcome is the result of an attempt.
@@ -244,7 +246,7 @@ func (q *call) choose() *attempt {
 		}
 		permit, err := s.breaker.Allow()
 		if err == nil {
-			a := &attempt{s: s, permit: &permit, probe: s.state == onTrial}
+			a := &attempt{s: s, permit: permit, probe: s.state == onTrial}
 			s.probing = s.probing || a.probe
 			return a
 		}
@@ -252,7 +254,7 @@ func (q *call) choose() *attempt {
 	}
 	s := choose(c.o.Policy, c.servers, func(s *server) bool { return s.overloaded && s.state == ejected && untried(s) }, q.key, c.start)
 	if s != nil {
-		return &attempt{s: s}
+		return &attempt{s: s, forced: true}
 	}
 	return nil
 }
@@ -267,7 +269,7 @@ func (q *call) use(a *attempt) {
 
 // abandon ends an attempt that is not made. The caller holds mu.
 func (q *call) abandon(a *attempt) {
-	if a.permit != nil {
+	if !a.forced {
 		a.permit.Cancel()
 	}
 	if a.probe {
@@ -278,11 +280,15 @@ func (q *call) abandon(a *attempt) {
 // send makes an attempt.
 func (q *call) send(ctx context.Context, a *attempt) outcome {
 	o := outcome{a: a}
+	q.executed.Add(1)
 	o.response, o.err = a.s.client.Do(ctx, q.request)
 	if o.answered = o.err == nil; o.answered {
 		o.err = o.response.Err()
 	}
 	q.c.finish(&o, q.idempotent)
+	if errors.Is(o.err, rpc.ErrNotSent) || o.answered && o.retry {
+		q.executed.Add(-1)
+	}
 	return o
 }
 
@@ -355,7 +361,7 @@ func (c *Client) finish(o *outcome, idempotent bool) {
 	if o.health >= failing {
 		s.stats.Failures++
 	}
-	if a.permit != nil {
+	if !a.forced {
 		s.apply(o)
 	}
 	unused := s.removed && s.inFlight == 0
@@ -409,12 +415,26 @@ func (q *call) end(last *outcome, err error) (rpc.Response, error) {
 		return last.response, nil
 	}
 	c.stats.Failed++
-	if e := (*rpc.Error)(nil); last == nil || last.unreachable && errors.As(err, &e) {
-		return rpc.Response{}, err
+	var e *rpc.Error // all errors are an *rpc.Error, except errBudget
+	if unavailable := errors.As(err, &e); last != nil && !(unavailable && last.unreachable) && errors.As(last.err, &e) {
+		e = &rpc.Error{Code: e.Code, Text: fmt.Sprintf("server %s, attempt %d: %s", last.a.s.member.Name, q.attempts, e.Text), Cause: e.Cause}
 	}
-	e := (*rpc.Error)(nil)
-	if !errors.As(last.err, &e) {
-		return rpc.Response{}, last.err
+	e.Cause = q.cause(e.Cause)
+	return rpc.Response{}, e
+}
+
+// cause returns the cause of the error of a call, which is ErrNotSent only if no server can have
+// executed the call.
+func (q *call) cause(err error) error {
+	if q.executed.Load() > 0 && errors.Is(err, rpc.ErrNotSent) {
+		return sentError{err}
 	}
-	return rpc.Response{}, &rpc.Error{Code: e.Code, Text: fmt.Sprintf("server %s, attempt %d: %s", last.a.s.member.Name, q.attempts, e.Text), Cause: e.Cause}
+	return err
+}
+
+// sentError is an error that is not ErrNotSent.
+type sentError struct{ error }
+
+func (e sentError) Is(target error) bool {
+	return target != rpc.ErrNotSent && errors.Is(e.error, target)
 }

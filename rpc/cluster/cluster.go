@@ -136,7 +136,8 @@ func (c *Client) update(list []metadata.Member) error {
 
 // Call calls a method, named SERVICE/METHOD, of a server that the policy chooses, as rpc.Client
 // does. All errors are an *rpc.Error. The code is FailedSocket if no server can be called; the text
-// then has the reason for each server.
+// then has the reason for each server. The error is rpc.ErrNotSent only if no server has received
+// the request.
 func (c *Client) Call(ctx context.Context, method string, in, out proto.Message, options ...rpc.CallOption) error {
 	key, ok := ctx.Value(keyContext{}).(string)
 	if !ok && c.o.Policy == ConsistentHash {

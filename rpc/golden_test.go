@@ -16,6 +16,7 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
+	"github.com/kvlane/kvlane/device/cuda/cudatest"
 	"github.com/kvlane/kvlane/internal/testkit"
 	"github.com/kvlane/kvlane/rpc"
 	"github.com/kvlane/kvlane/rpc/echo"
@@ -24,7 +25,10 @@ import (
 	"github.com/kvlane/kvlane/rpc/internal/pb"
 )
 
-func TestMain(m *testing.M) { testkit.Main(m) }
+func TestMain(m *testing.M) {
+	cudatest.UseDriverOnce()
+	testkit.Main(m)
+}
 
 const sleep = 150 * time.Millisecond
 

@@ -75,8 +75,9 @@ type RDMAStats struct {
 	Receive, Send, Device mem.ArenaStats
 }
 
-// OpenRDMA prepares connections by RDMA. It returns ErrInvalid for wrong options, and the errors of
-// rdma.FindPort.
+// OpenRDMA prepares connections by RDMA. With GPU it allocates and registers a region of device
+// memory, which stays. It returns ErrInvalid for wrong options, and the errors of
+// rdma.FindPort and of the device.
 func OpenRDMA(o RDMAOptions) (*RDMA, error) {
 	setDefault(&o.BlockBytes, 64<<10)
 	setDefault(&o.RegionBytes, 64<<20)

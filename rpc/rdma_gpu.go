@@ -30,10 +30,13 @@ type GPUOptions struct {
 type gpu struct {
 	dev    device.Device
 	flush  func() error
-	blocks *mem.Arena // device memory
-	heads  *mem.Arena // pinned memory for starts of messages
+	blocks *mem.Arena     // device memory
+	heads  *mem.Arena     // pinned memory for starts of messages
+	first  mem.ArenaBlock // of blocks: keeps a region, which takes long to register
 	queues chan device.Queue
 	all    []device.Queue
+
+	hasFirst bool
 }
 
 // openGPU prepares receiving into device memory. On error it closes everything.
@@ -69,6 +72,10 @@ func openGPU(o *RDMAOptions) (_ *gpu, err error) {
 	if err != nil {
 		return nil, err
 	}
+	if g.first, err = g.blocks.Acquire(context.Background()); err != nil {
+		return nil, err
+	}
+	g.hasFirst = true
 	g.heads, err = mem.NewArena(mem.ArenaOptions{
 		BlockBytes: endpoint.PrefetchBytes, RegionBytes: 1 << 20,
 		Hooks: mem.ArenaHooks{Alloc: x.Device.AllocHost, Free: x.Device.Free},
@@ -114,6 +121,10 @@ func (g *gpu) Copy(dst, src []mem.Extent) error {
 // close frees the memory and closes the queues. It may be called again.
 func (g *gpu) close(ctx context.Context) error {
 	var errs []error
+	if g.hasFirst {
+		g.first.Release()
+		g.hasFirst = false
+	}
 	for _, a := range []*mem.Arena{g.blocks, g.heads} {
 		if a != nil {
 			errs = append(errs, a.Close(ctx))

@@ -109,8 +109,10 @@ func (p *peer) send(t *testing.T, b []byte) {
 
 // Messages around the length of the prefetch make the promised number of copies: one if header,
 // meta and message fit, and one more for a longer message, and for a longer meta.
-func TestCopiesOfAMessageInDeviceMemory(t *testing.T) {
-	f := newFabric(t)
+func TestCopiesOfAMessageInDeviceMemory(t *testing.T) { testCopies(t, newFabric(t)) }
+
+func testCopies(t *testing.T, f *fabric) {
+	t.Helper()
 	sr := f.open(t, true, nil)
 	_, addr := serve(t, rpc.ServerOptions{RDMA: sr}, echoAttachments(t, nil))
 	p := f.dial(t, addr)
@@ -133,8 +135,10 @@ func TestCopiesOfAMessageInDeviceMemory(t *testing.T) {
 
 // A message whose header arrives in pieces is prefetched once, in all blocks that have arrived. A
 // partial message is not prefetched again.
-func TestDefectPartialMessagePrefetchedAgain(t *testing.T) {
-	f := newFabric(t)
+func TestDefectPartialMessagePrefetchedAgain(t *testing.T) { testSplitHeaders(t, newFabric(t)) }
+
+func testSplitHeaders(t *testing.T, f *fabric) {
+	t.Helper()
 	sr := f.open(t, true, nil)
 	_, addr := serve(t, rpc.ServerOptions{RDMA: sr}, echoAttachments(t, nil))
 	p := f.dial(t, addr)

@@ -26,7 +26,8 @@ import (
 
 // countedDevice counts the calls that copy, by the kinds of their memory, and flushes.
 type countedDevice struct {
-	*sim.Device
+	device.Device
+	flush                             func() error
 	toHost, within, toDevice, flushes atomic.Int64
 }
 
@@ -42,7 +43,7 @@ func (d *countedDevice) NeedsFlush() (bool, error) { return true, nil }
 
 func (d *countedDevice) FlushRemoteWrites() error {
 	d.flushes.Add(1)
-	return d.Device.FlushRemoteWrites()
+	return d.flush()
 }
 
 func (d *countedDevice) count(dst, src mem.Extent) {
@@ -89,9 +90,21 @@ func newFabricWith(t *testing.T, mover soft.Mover) *fabric {
 	d, err := sim.Open(sim.Options{})
 	must(t, err)
 	t.Cleanup(func() { must(t, d.Close()) })
+	return newFabricOn(t, d, mover)
+}
+
+// newFabricOn returns a fabric of any device.
+func newFabricOn(t *testing.T, d device.Device, mover soft.Mover) *fabric {
+	t.Helper()
 	m := softnic.NewMover(func() (stream.Stream, error) { return streamcopy.Open(d, streamcopy.Options{}) })
 	t.Cleanup(func() { must(t, m.Close(context.Background())) })
-	f := &fabric{dev: &countedDevice{Device: d}}
+	f := &fabric{dev: &countedDevice{Device: d, flush: func() error { return nil }}}
+	if x, ok := d.(device.RemoteWriteFlusher); ok {
+		if needs, err := x.NeedsFlush(); err == nil && needs {
+			f.dev.flush = x.FlushRemoteWrites
+		}
+	}
+	var err error
 	if mover == nil {
 		mover = m
 	}

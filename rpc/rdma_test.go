@@ -260,7 +260,7 @@ func TestPeerEndsInMidMessage(t *testing.T) {
 	must(t, s.Close())
 	must(t, <-served)
 	for name, r := range map[string]*rpc.RDMA{"server": sr, "client": cr} {
-		if s := r.Stats(); s.Receive.Lent+s.Send.Lent+s.Device.Lent > 0 {
+		if s := r.Stats(); s.Receive.Lent+s.Send.Lent > 0 || s.Device.Lent > 1 { // one keeps a region
 			t.Errorf("%s: %+v", name, s)
 		}
 	}

@@ -29,6 +29,7 @@ type Report struct {
 	Load        string  `json:"load,omitempty"`
 	Command     string  `json:"command,omitempty"` // the caller sets it
 	Address     string  `json:"address,omitempty"` // empty: a server in this process
+	Fabric      string  `json:"fabric,omitempty"`  // device and NIC of RDMA; the caller sets it
 	Rounds      int     `json:"rounds"`
 	RoundMillis int64   `json:"round_ms"` // duration of one subject in a round
 	Points      []Point `json:"points"`
@@ -74,6 +75,9 @@ func (r *Report) WriteText(w io.Writer) error {
 	t := &present.Table{Prose: true}
 	t.Row("machine", fmt.Sprintf("%d CPUs, %s, load %s before the run", r.CPUs, r.GoVersion, r.Load))
 	t.Row("server", cmp.Or(r.Address, "in this process, loopback"))
+	if r.Fabric != "" {
+		t.Row("RDMA", r.Fabric)
+	}
 	t.Row("setup", fmt.Sprintf("medians of %d interleaved rounds of %d ms", r.Rounds, r.RoundMillis))
 	t.Row("date", r.Date.Format("2006-01-02 15:04 MST"))
 	if r.Command != "" {
@@ -95,6 +99,11 @@ func (r *Report) WriteText(w io.Writer) error {
 		p.Define(Sockets, "bare sockets that return the same number of bytes")
 	}
 	p.Define(RPC, "calls of example.EchoService over one connection")
+	if r.Fabric != "" {
+		p.Define(RDMA, "the same by RDMA, in host memory")
+		p.Define(GPU, "the same, from device memory to blocks of it")
+		p.Define(Direct, "the same, placed directly from and to device memory")
+	}
 	p.Define("CPU, allocs", "time and objects of this process for a call")
 	return p.Write(w)
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/kvlane/kvlane/bench/blocks"
+	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/device/sim"
 	"github.com/kvlane/kvlane/gdr"
 	"github.com/kvlane/kvlane/internal/unwind"
@@ -103,26 +104,9 @@ func (f *benchBlockio) openFabric() (what string, done func(context.Context) err
 }
 
 func (f *benchBlockio) tryFabric(closers *unwind.Stack) (string, error) {
-	c, err := f.rdma.config()
+	dev, domains, what, err := openFabric(closers, f.device, &f.rdma)
 	if err != nil {
 		return "", err
-	}
-	dev, err := openDevice(f.device, 0, sim.Options{HostAddresses: !f.rdma.soft()}) // hardware NICs need them
-	if err != nil {
-		return "", err
-	}
-	closers.AddPlain("device", dev.Close)
-	n, err := gdr.Open(dev, c, nil)
-	if err != nil {
-		return "", asUsage(fmt.Errorf("open NIC: %w", err))
-	}
-	closers.Add("NICs", n.Close)
-	var domains [2]*gdr.Domain
-	for i := range domains {
-		if domains[i], err = n.OpenDomain(); err != nil {
-			return "", err
-		}
-		closers.AddPlain("NIC", domains[i].Close)
 	}
 	copies, err := streamcopy.Open(dev, streamcopy.Options{})
 	if err != nil {
@@ -134,5 +118,31 @@ func (f *benchBlockio) tryFabric(closers *unwind.Stack) (string, error) {
 		Device: dev, Copies: copies, Flush: client.Flush,
 		Client: blocks.NIC{Registry: client.NIC, Connect: client.Connect}, Server: blocks.NIC{Registry: server.NIC, Connect: server.Connect},
 	}
-	return fmt.Sprintf("%s, NIC %s: %s", dev.Info().Name, client.NIC.Name(), client.Reason), nil
+	return what, nil
+}
+
+// openFabric opens a device and two trust domains of a NIC that reaches its memory, and returns a
+// text that describes them. closers closes them, also after an error.
+func openFabric(closers *unwind.Stack, driver string, nics *rdmaFlags) (dev device.Device, domains [2]*gdr.Domain, what string, err error) {
+	c, err := nics.config()
+	if err != nil {
+		return nil, domains, "", err
+	}
+	dev, err = openDevice(driver, 0, sim.Options{HostAddresses: !nics.soft()}) // hardware NICs need them
+	if err != nil {
+		return nil, domains, "", err
+	}
+	closers.AddPlain("device", dev.Close)
+	n, err := gdr.Open(dev, c, nil)
+	if err != nil {
+		return nil, domains, "", asUsage(fmt.Errorf("open NIC: %w", err))
+	}
+	closers.Add("NICs", n.Close)
+	for i := range domains {
+		if domains[i], err = n.OpenDomain(); err != nil {
+			return nil, domains, "", err
+		}
+		closers.AddPlain("NIC", domains[i].Close)
+	}
+	return dev, domains, fmt.Sprintf("%s, NIC %s: %s", dev.Info().Name, domains[0].NIC.Name(), domains[0].Reason), nil
 }

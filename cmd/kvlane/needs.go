@@ -87,7 +87,7 @@ var needs = append(settingNeeds(), []need{
 		met: settings.Given("addr"), lacks: "--addr HOST:PORT",
 	},
 	{
-		commands: []string{"bench blockio"}, flags: []string{"device", "rdma-provider", "nic", "rdma-port", "rdma-gid-index", "rdma-mtu"},
+		commands: []string{"bench blockio", "rpc bench"}, flags: []string{"device", "rdma-provider", "nic", "rdma-port", "rdma-gid-index", "rdma-mtu"},
 		met: settings.Is("rdma", "true"), lacks: "--rdma",
 	},
 	{

@@ -38,7 +38,7 @@ var alwaysEffective = map[string]string{
 	"blockd":            "listen cache-bytes tenant-bytes file-dir log-dir object insecure tls-cert tls-key tls-client-ca tokens",
 	"rpc serve":         "listen insecure tls-cert tls-key tls-client-ca tokens",
 	"rpc call":          "addr message attachment out timeout tls-ca tls-cert tls-key token",
-	"rpc bench":         "addr callers sizes attachments rounds duration timeout json out",
+	"rpc bench":         "addr callers sizes attachments rounds duration timeout rdma gpu json out",
 	"transfer probe":    "protocol metadata timeout json",
 	"transfer ls":       "protocol metadata timeout json",
 	"transfer put":      "protocol metadata timeout buffer offset notify",

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"time"
@@ -8,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/kvlane/kvlane/bench/calls"
+	"github.com/kvlane/kvlane/internal/unwind"
 	"github.com/kvlane/kvlane/rpc"
 )
 
@@ -16,6 +18,9 @@ type rpcBench struct {
 	run                 calls.Options
 	bodies, attachments []string
 	credentials         rpcCredentials
+	remote, gpu         bool
+	device              string
+	rdma                rdmaFlags
 	json                bool
 	out                 string
 }
@@ -29,10 +34,14 @@ func newRPCBenchCommand() *cobra.Command {
 Without --addr, client and server run in this process, use the loopback interface, and are compared with bare sockets (sockets) in interleaved
 rounds. Bare sockets return frames of the same bytes. Short frames are pipelined on one connection; otherwise each caller has a connection.
 
+With --rdma a client and a server by RDMA are measured too (rdma). With --gpu there are two more subjects for attachments in memory of the device:
+received into blocks of it (rdma-gpu), and placed directly from and to it (direct).
+
 All bytes of the first responses are compared, and the lengths of the others; wrong bytes fail the run. CPU time and allocations are those of
 this process. Ctrl-C ends a run early and prints the results so far.`,
 		Example: `  kvlane rpc bench
   kvlane rpc bench --callers 1,8 --attachments 64KiB,1MiB --duration 2s --json
+  kvlane rpc bench --rdma --gpu --rdma-provider soft --device sim --callers 8 --attachments 1MiB
   kvlane rpc bench --addr 127.0.0.1:8000 --sizes 4KiB`,
 		Args: usageArgs(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error { return f.measure(cmd) },
@@ -47,12 +56,16 @@ this process. Ctrl-C ends a run early and prints the results so far.`,
 	fl.DurationVar(&f.run.Duration, "duration", 500*time.Millisecond, "measuring time of a subject in each round")
 	fl.DurationVar(&f.run.Timeout, "timeout", 10*time.Second, "limit of the time of calls after the end of a round")
 	f.credentials.register(fl)
+	fl.BoolVar(&f.remote, "rdma", false, "measure calls by RDMA too")
+	fl.BoolVar(&f.gpu, "gpu", false, "with --rdma: measure attachments in device memory too")
+	registerDevice(fl, &f.device)
+	f.rdma.registerNICs(fl)
 	fl.BoolVar(&f.json, "json", false, "print one JSON object")
 	fl.StringVar(&f.out, "out", "", "also write the JSON object to this file")
 	return cmd
 }
 
-func (f *rpcBench) measure(cmd *cobra.Command) error {
+func (f *rpcBench) measure(cmd *cobra.Command) (err error) {
 	bodies, err := parseSizes("sizes", f.bodies)
 	attachments, otherErr := parseSizes("attachments", f.attachments)
 	f.run.Bodies, f.run.Attachments = bodies, attachments
@@ -71,12 +84,35 @@ func (f *rpcBench) measure(cmd *cobra.Command) error {
 	if err := checkOutput(f.out); err != nil {
 		return err
 	}
+	if f.gpu && !f.remote || f.remote && f.run.Address != "" {
+		return &usageError{errors.New("--gpu needs --rdma, which has a server in this process: omit --addr")}
+	}
+	closers := unwind.New()
+	defer func() { err = errors.Join(err, closeWithin(context.WithoutCancel(cmd.Context()), closers.Close)) }()
+	what := ""
+	if f.remote {
+		if what, err = f.openFabric(&closers); err != nil {
+			return err
+		}
+	}
 	progress, finish := drawProgress(cmd)
 	f.run.Progress = progress
 	r, err := calls.Run(cmd.Context(), f.run)
 	finish()
 	return printMeasured(cmd.Context(), r, err, func() error {
-		r.Command = commandLine()
+		r.Command, r.Fabric = commandLine(), what
 		return outputReport(cmd, r, f.json, f.out)
 	})
+}
+
+// openFabric opens the device and the NICs of the subjects by RDMA, and returns a text that
+// describes them.
+func (f *rpcBench) openFabric(closers *unwind.Stack) (string, error) {
+	dev, domains, what, err := openFabric(closers, f.device, &f.rdma)
+	if err != nil {
+		return "", err
+	}
+	fabric := &calls.Fabric{Client: domains[0].NIC, Server: domains[1].NIC, Device: dev, Flush: domains[0].Flush, OnDevice: f.gpu}
+	f.run.Extra = fabric.Openers()
+	return what, nil
 }

@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"encoding/json"
 	"io"
+	"maps"
 	"net"
 	"os"
 	"path/filepath"
@@ -192,6 +193,28 @@ func TestRPCServeSurvivesHostileBytes(t *testing.T) {
 	}
 	if _, rest := p.stop(); rest != "1 requests, 0 failed, 4 broken connections\n" {
 		t.Errorf("the server ended with %q", rest)
+	}
+}
+
+func TestRPCBenchByRDMA(t *testing.T) {
+	code, stdout, stderr := execute(t, "rpc", "bench", "--callers", "2", "--sizes", "4KiB", "--attachments", "1MiB", "--rounds", "1", "--duration", "2ms",
+		"--rdma", "--gpu", "--rdma-provider", "soft", "--device", "sim", "--json")
+	if code != exitOK || stderr != "" {
+		t.Fatalf("exit code %d, standard error %q, output:\n%s", code, stderr, stdout)
+	}
+	var r calls.Report
+	must(t, json.Unmarshal([]byte(stdout), &r))
+	subjects := map[string]int{}
+	for _, p := range r.Points {
+		subjects[p.Subject]++
+	}
+	if want := map[string]int{calls.Sockets: 2, calls.RPC: 2, calls.RDMA: 2, calls.GPU: 1, calls.Direct: 1}; !maps.Equal(subjects, want) || r.Fabric == "" {
+		t.Errorf("subjects %v of %q", subjects, r.Fabric)
+	}
+	for _, args := range [][]string{{"--gpu"}, {"--rdma", "--addr", "127.0.0.1:1"}} {
+		if code, _, _ := execute(t, append([]string{"rpc", "bench"}, args...)...); code != exitUsage {
+			t.Errorf("%v: exit code %d", args, code)
+		}
 	}
 }
 

@@ -121,7 +121,7 @@ var mayImport = map[string]string{
 	"bench/matmul":          onDevice + " internal/sys/cublaslt",
 	"bench/rounds":          "bench",
 	"bench/sockets":         "bench/rounds internal/sys/hostmem",
-	"bench/calls":           onMem + " internal/present bench bench/rounds bench/sockets rpc rpc/chain rpc/echo",
+	"bench/calls":           onDevice + " internal/present bench bench/rounds bench/sockets rdma rdma/registry rpc rpc/chain rpc/echo",
 	"bench/blocks":          onDevice + " internal/present bench bench/rounds bench/sockets block blockio blockio/gateway blockio/server rdma rdma/registry stream wire internal/auth internal/blockhost internal/sys/hostmem",
 	"telemetry":             anyPlain + " store store/manager stream/copy/plan stream/file transfer wire blockio/gateway blockio/server tier/remote tier/object internal/blockhost internal/breaker internal/dirfs",
 	"telemetry/profiles":    "errdefs telemetry",

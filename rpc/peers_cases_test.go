@@ -44,12 +44,12 @@ func brpcCases() []peerCase {
 		{name: "pooled", about: "a pool of connections", client: "-msg=SLEEP -parallel=3 -conn=pooled", want: "3x ok len=5 att=0", live: true},
 		{name: "short", about: "a connection for each call", client: "-msg=hello -conn=short", want: "ok len=5 att=0"},
 		{name: "single-two", about: "two calls on a connection", client: "-msg=hello -n=2", want: "2x ok len=5 att=0"},
-		{name: "pipelined", about: "50 callers on a connection, 40 calls each", client: "-msg=hello -att=ATTACHED -parallel=50 -n=40", want: "2000x ok len=5 att=8", live: true},
-		{name: "mixed", about: "8 callers with 1 MiB attachments", client: "-msg=crcatt -crcatt -bigatt=1048576 -parallel=8 -n=20", want: "160x ok len=6 att=1048576", live: true},
-		{name: "big-message", about: "a message of 48 MiB", client: "-bigmsg=50331648", want: "ok len=50331648 att=0", live: true},
-		{name: "big-attachment", about: "an attachment of 60 MiB", client: "-msg=hello -bigatt=62914560", want: "ok len=5 att=62914560", live: true},
-		{name: "big-snappy", about: "48 MiB in snappy", client: "-bigmsg=50331648 -comp=snappy", want: "ok len=50331648 att=0", live: true},
-		{name: "big-gzip", about: "48 MiB in gzip", client: "-bigmsg=50331648 -comp=gzip", want: "ok len=50331648 att=0", live: true},
+		{name: "pipelined", about: "50 callers on a connection, 40 calls each", client: "-timeout=30000 -msg=hello -att=ATTACHED -parallel=50 -n=40", want: "2000x ok len=5 att=8", live: true},
+		{name: "mixed", about: "8 callers with 1 MiB attachments", client: "-timeout=30000 -msg=crcatt -crcatt -bigatt=1048576 -parallel=8 -n=20", want: "160x ok len=6 att=1048576", live: true},
+		{name: "big-message", about: "a message of 48 MiB", client: "-timeout=30000 -bigmsg=50331648", want: "ok len=50331648 att=0", live: true},
+		{name: "big-attachment", about: "an attachment of 60 MiB", client: "-timeout=30000 -msg=hello -bigatt=62914560", want: "ok len=5 att=62914560", live: true},
+		{name: "big-snappy", about: "48 MiB in snappy", client: "-timeout=30000 -bigmsg=50331648 -comp=snappy", want: "ok len=50331648 att=0", live: true},
+		{name: "big-gzip", about: "48 MiB in gzip", client: "-timeout=30000 -bigmsg=50331648 -comp=gzip", want: "ok len=50331648 att=0", live: true},
 		{name: "too-big", about: "an attachment of 65 MiB, over the limit", client: "-msg=hello -bigatt=68157440", want: "failed code=1009 or failed code=1014 or failed code=104 or failed code=32", live: true},
 		{name: "stream-one", about: "a stream, a message, close", client: "-stream=one -msg=sink", want: "close 0 / stream closed / stream open ok / write 0"},
 		{name: "stream-two", about: "four messages, feedback", client: "-stream=two -msg=sink", want: "close 0 / stream closed / stream open ok / 4x write 0"},
@@ -92,8 +92,8 @@ func brpcGoServerCases() []peerCase {
 		{name: "nomethod", about: "an unknown method", client: "-msg=hello -method=Nope", want: "failed code=500"},
 		{name: "err-timeout", about: "a time limit of 100 ms", client: "-msg=SLEEP -timeout=100", want: "failed code=1008"},
 		{name: "err-cancel", about: "the caller cancels after 100 ms", client: "-msg=SLEEP -cancel=100", want: "failed code=125", live: true},
-		{name: "pipelined", about: "50 callers on a connection, 40 calls each", client: "-msg=hello -parallel=50 -n=40", want: "2000x ok len=5 att=0", live: true},
-		{name: "big-message", about: "a message of 48 MiB", client: "-bigmsg=50331648", want: "ok len=50331648 att=0", live: true},
+		{name: "pipelined", about: "50 callers on a connection, 40 calls each", client: "-timeout=30000 -msg=hello -parallel=50 -n=40", want: "2000x ok len=5 att=0", live: true},
+		{name: "big-message", about: "a message of 48 MiB", client: "-timeout=30000 -bigmsg=50331648", want: "ok len=50331648 att=0", live: true},
 	}
 }
 
@@ -108,7 +108,7 @@ func brpcGoClientCases() []peerCase {
 		{name: "gzip", about: "a response in gzip", client: "-msg=gzip", want: "ok len=4 att=0"},
 		{name: "zlib", about: "a response in zlib", client: "-msg=zlib", want: "ok len=4 att=0"},
 		{name: "crc", about: "a response with a checksum, which it ignores", client: "-msg=crc", want: "ok len=3 att=0"},
-		{name: "pipelined", about: "50 callers on a connection, 40 calls each", client: "-msg=hello -parallel=50 -n=40", want: "2000x ok len=5 att=0", live: true},
-		{name: "big-message", about: "a message of 48 MiB", client: "-bigmsg=50331648", want: "ok len=50331648 att=0", live: true},
+		{name: "pipelined", about: "50 callers on a connection, 40 calls each", client: "-timeout=30000 -msg=hello -parallel=50 -n=40", want: "2000x ok len=5 att=0", live: true},
+		{name: "big-message", about: "a message of 48 MiB", client: "-timeout=30000 -bigmsg=50331648", want: "ok len=50331648 att=0", live: true},
 	}
 }

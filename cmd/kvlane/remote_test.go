@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"testing"
@@ -18,9 +19,10 @@ import (
 
 // remoteServer is a block server of this process with a fixed address.
 type remoteServer struct {
-	addr   string
-	host   *blockhost.Host
-	server *server.Server
+	addr     string
+	capacity int64 // zero: 1 GiB
+	host     *blockhost.Host
+	server   *server.Server
 
 	devices     *registry.Devices // nil: without RDMA
 	set         *registry.Set
@@ -43,7 +45,7 @@ func (s *remoteServer) start(t *testing.T) {
 	credentials, err := auth.NewServer(s.credentials)
 	must(t, err)
 	s.startRDMA(t)
-	if s.host, err = blockhost.New(blockhost.Options{CapacityBytes: 1 << 30}); err != nil {
+	if s.host, err = blockhost.New(blockhost.Options{CapacityBytes: cmp.Or(s.capacity, 1<<30)}); err != nil {
 		t.Fatal(err)
 	}
 	for end := time.Now().Add(testkit.Patience()); ; time.Sleep(time.Millisecond) {
@@ -122,15 +124,19 @@ func replayDuringRestarts(ctx context.Context, t *testing.T, args []string, paus
 			return false
 		}
 	}
-	start := time.Now()
+	start, lost := time.Now(), int64(0)
 	for ; !ended(); runs++ {
 		r := run()
+		lost += max(0, whole.PrefixHits-r.PrefixHits)
 		t.Logf("replay %d: %d hits of %d without restarts, %d mismatches, %d load and %d dump errors", runs, r.PrefixHits, whole.PrefixHits, r.Mismatches, r.LoadErrors, r.DumpErrors)
 		if r.Mismatches+r.DumpErrors != 0 { // a leased block that was lost is a load error, and is computed
 			t.Errorf("replay %d has failed dumps or wrong bytes", runs)
 		}
 	}
-	t.Logf("%d restarts in %d replays, %v", restarts, runs, time.Since(start))
+	t.Logf("%d restarts in %d replays cost %d hits, %v", restarts, runs, lost, time.Since(start))
+	if lost == 0 {
+		t.Error("no restart caused a miss")
+	}
 	run()
 	if r := run(); r.PrefixHits < whole.PrefixHits || r.Mismatches != 0 { // the server has the blocks of the previous replay
 		t.Errorf("after the restarts: %d hits, want at least %d", r.PrefixHits, whole.PrefixHits)

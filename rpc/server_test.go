@@ -161,30 +161,6 @@ func dial(t *testing.T, addr string) net.Conn {
 	return conn
 }
 
-// TestClientThatDoesNotRead sends requests and reads no replies. When too many bytes wait, the
-// server refuses requests, later stops reading, and finally closes the connection. Its memory is
-// bounded.
-func TestClientThatDoesNotRead(t *testing.T) {
-	s, addr := startServer(t, rpc.ServerOptions{MaxUnsentBytes: 4 << 20, Stall: 3 * time.Second})
-	conn := dial(t, addr)
-	big := make([]byte, 1<<20)
-	sent := 0
-	for s.Stats().Rejected == 0 {
-		frame := request(append(bytes.Clone(hello), big...), append([]byte{0x28}, binary.AppendUvarint(nil, 1<<20)...)...)
-		n, err := conn.Write(frame)
-		sent += n
-		if err != nil {
-			break
-		}
-	}
-	waitFor(t, func() bool { return s.Stats().Rejected > 0 })
-	t.Logf("%d bytes sent, %+v", sent, s.Stats())
-	waitFor(t, func() bool { return s.Stats().Connections == 0 })
-	if got := s.Stats(); got.Broken != 1 {
-		t.Errorf("%+v", got)
-	}
-}
-
 // TestOvercrowded is the captured case raw-overcrowded: requests are refused while a client does
 // not read. When it reads again, all replies arrive.
 func TestOvercrowded(t *testing.T) {
@@ -228,11 +204,7 @@ func TestHalfClosedConnection(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	tcp, ok := conn.(*net.TCPConn)
-	if !ok {
-		t.Fatalf("%T", conn)
-	}
-	if err := tcp.CloseWrite(); err != nil {
+	if err := closeWrite(conn); err != nil {
 		t.Fatal(err)
 	}
 	for range 3 {

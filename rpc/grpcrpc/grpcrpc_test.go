@@ -2,9 +2,12 @@ package grpcrpc_test
 
 import (
 	"context"
+	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"net"
+	"net/http/httptest"
 	"strings"
 	"testing"
 	"time"
@@ -13,6 +16,7 @@ import (
 	spb "google.golang.org/genproto/googleapis/rpc/status"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
 	pb "google.golang.org/grpc/interop/grpc_testing"
 	"google.golang.org/grpc/metadata"
@@ -88,7 +92,7 @@ func (handler) UnaryCall(ctx context.Context, in *pb.SimpleRequest) (*pb.SimpleR
 func (handler) EmptyCall(context.Context, *pb.Empty) (*pb.Empty, error) { return new(pb.Empty), nil }
 
 // serveRPC serves the handler on package rpc.
-func serveRPC(t *testing.T, o rpc.ServerOptions, r *grpcrpc.Registrar, impl pb.TestServiceServer) *rpc.Client {
+func serveRPC(t *testing.T, o rpc.ServerOptions, r *grpcrpc.Registrar, impl pb.TestServiceServer, client ...rpc.ClientOptions) *rpc.Client {
 	t.Helper()
 	pb.RegisterTestServiceServer(r, impl)
 	services, err := r.Services()
@@ -105,7 +109,7 @@ func serveRPC(t *testing.T, o rpc.ServerOptions, r *grpcrpc.Registrar, impl pb.T
 	l := listen(t)
 	served := make(chan error, 1)
 	go func() { served <- s.Serve(l) }()
-	c, err := rpc.NewClient(l.Addr().String(), rpc.ClientOptions{})
+	c, err := rpc.NewClient(l.Addr().String(), append(client, rpc.ClientOptions{})[0])
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -282,7 +286,6 @@ func (h inspecting) EmptyCall(ctx context.Context, _ *pb.Empty) (*pb.Empty, erro
 }
 
 func TestOptions(t *testing.T) {
-	var fail error
 	r := grpcrpc.Registrar{Interceptor: func(ctx context.Context, in any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
 		if info.FullMethod != "/grpc.testing.TestService/EmptyCall" {
 			return nil, status.Error(codes.PermissionDenied, info.FullMethod)
@@ -290,10 +293,13 @@ func TestOptions(t *testing.T) {
 		return next(ctx, in)
 	}}
 	stub := pb.NewTestServiceClient(grpcrpc.NewConn(serveRPC(t, rpc.ServerOptions{}, &r, inspecting{check: func(c *rpc.Call) error {
-		if c.LogID != 7 || c.Fields["a"] != "1,2" {
+		switch {
+		case c.LogID == 8:
+			return rpc.Errorf(12345, "own code")
+		case c.LogID != 7 || c.Fields["a"] != "1,2":
 			return rpc.Errorf(rpc.BadRequest, "%+v", c)
 		}
-		return fail
+		return nil
 	}})))
 	ctx := metadata.AppendToOutgoingContext(t.Context(), "A", "1", "a", "2")
 	got := new(chain.Chain)
@@ -311,8 +317,7 @@ func TestOptions(t *testing.T) {
 		t.Errorf("%q, %v, %v", b, err, header)
 	}
 	got.Release()
-	fail = rpc.Errorf(12345, "own code")
-	_, err := stub.EmptyCall(ctx, new(pb.Empty), grpcrpc.WithOptions(rpc.WithLogID(7)))
+	_, err := stub.EmptyCall(ctx, new(pb.Empty), grpcrpc.WithOptions(rpc.WithLogID(8)))
 	if rpc.CodeOf(err) != 12345 || status.Code(err) != codes.Unknown {
 		t.Error(err)
 	}
@@ -340,6 +345,44 @@ func TestMetadataLimit(t *testing.T) {
 		ctx := metadata.AppendToOutgoingContext(t.Context(), "key", strings.Repeat("x", n))
 		if _, err := stub.EmptyCall(ctx, new(pb.Empty)); status.Code(err) != want {
 			t.Errorf("%d bytes: %v", n, err)
+		}
+	}
+}
+
+// peers reports the peer of each call.
+type peers struct {
+	handler
+	list chan *peer.Peer
+}
+
+func (h peers) EmptyCall(ctx context.Context, _ *pb.Empty) (*pb.Empty, error) {
+	p, _ := peer.FromContext(ctx)
+	h.list <- p
+	return new(pb.Empty), nil
+}
+
+// TestPeer checks the peer of a plain connection, and of one with TLS.
+func TestPeer(t *testing.T) {
+	certified := httptest.NewTLSServer(nil) // for its certificate
+	defer certified.Close()
+	roots := x509.NewCertPool()
+	roots.AddCert(certified.Certificate())
+	for _, secured := range []bool{false, true} {
+		var so rpc.ServerOptions
+		var co rpc.ClientOptions
+		if secured {
+			so.TLS = &tls.Config{Certificates: certified.TLS.Certificates}
+			co.TLS = &tls.Config{RootCAs: roots}
+		}
+		var r grpcrpc.Registrar
+		h := peers{list: make(chan *peer.Peer, 1)}
+		stub := pb.NewTestServiceClient(grpcrpc.NewConn(serveRPC(t, so, &r, h, co)))
+		if _, err := stub.EmptyCall(t.Context(), new(pb.Empty)); err != nil {
+			t.Fatal(err)
+		}
+		p := <-h.list
+		if info, ok := p.AuthInfo.(credentials.TLSInfo); ok != secured || ok && !info.State.HandshakeComplete || !strings.HasPrefix(p.Addr.String(), "127.0.0.1:") {
+			t.Errorf("TLS %t: %v", secured, p)
 		}
 	}
 }

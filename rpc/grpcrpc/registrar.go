@@ -8,6 +8,7 @@ import (
 	"sync"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/peer"
 	"google.golang.org/protobuf/proto"
@@ -20,7 +21,8 @@ import (
 // Registrar is a grpc.ServiceRegistrar that makes services of package rpc. The zero value is ready
 // for use. It is not safe for concurrent use.
 //
-// The context of a handler has the incoming metadata, the peer with its address, and the call for
+// The context of a handler has the incoming metadata, the peer with its address and the state of
+// its TLS connection, and the call for
 // grpc.SetHeader and grpc.SetTrailer. grpc.SendHeader ends the header, which is sent with the
 // response. rpc.FromContext returns the call with its attachment and identity.
 type Registrar struct {
@@ -90,7 +92,11 @@ type unary struct {
 func (u *unary) run(ctx context.Context, request proto.Message) (proto.Message, error) {
 	call := rpc.FromContext(ctx)
 	out := &response{method: u.name}
-	ctx = peer.NewContext(metadata.NewIncomingContext(ctx, fromRequest(call.Fields)), &peer.Peer{Addr: call.Remote})
+	from := &peer.Peer{Addr: call.Remote}
+	if state := rpc.TLSState(ctx); state != nil {
+		from.AuthInfo = credentials.TLSInfo{State: *state}
+	}
+	ctx = peer.NewContext(metadata.NewIncomingContext(ctx, fromRequest(call.Fields)), from)
 	reply, err := u.handle(u.impl, grpc.NewContextWithServerTransportStream(ctx, out), func(in any) error {
 		return move(in, request)
 	}, u.interceptor)

@@ -52,7 +52,7 @@ var rpcClientMutants = []mutant{
 		"rpc/cluster/cluster.go", "				c.leaving[s] = struct{}{} // its calls end normally\n", ""),
 	defect("rpc/cluster", "TestRandomFaults",
 		"rpc/cluster/call.go", "	case unsent && code == rpc.FailedSocket:\n", "	case code == rpc.FailedSocket || code == rpc.EndOfFile:\n"),
-	defect("rpc/cluster", "TestRandomFaults",
+	defect("rpc/cluster", "TestErrorAfterAnExecution",
 		"rpc/cluster/call.go", "	if q.executed.Load() > 0 && errors", "	if q.executed.Load() > 1000 && errors"),
 	defect("rpc/cluster", "TestServerIsKilledAndRestarted",
 		"rpc/cluster/server.go", "			s.recovered()\n", ""),

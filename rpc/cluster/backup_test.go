@@ -211,6 +211,21 @@ func TestConnectionFailsAtEachByte(t *testing.T) {
 	}
 }
 
+// The error of a call that a server has received is not ErrNotSent, although the last attempt was
+// not sent.
+func TestErrorAfterAnExecution(t *testing.T) {
+	list := nodes(t, 2)
+	list[0].set(func(ctx context.Context) error { rpc.FromContext(ctx).CloseConnection(); return nil })
+	list[1].stop()
+	g := new(group)
+	g.set(member(list[0], 1<<16), member(list[1], 1)) // the first call goes to the first server
+	c := newClient(t, g, cluster.Options{Idempotent: anyMethod, MaxAttempts: 2, MinEject: time.Hour})
+	_, err := ask(t.Context(), c)
+	if runs := list[0].runs.Load(); runs != 1 || rpc.CodeOf(err) != rpc.FailedSocket || errors.Is(err, rpc.ErrNotSent) || !strings.Contains(err.Error(), list[1].address) {
+		t.Errorf("%d executions, %v", runs, err)
+	}
+}
+
 // A server refuses the first n requests, for n = 0, 1, 2, ... The call succeeds as long as it has
 // attempts.
 func TestFirstAttemptsAreRefused(t *testing.T) {

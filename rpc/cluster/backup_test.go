@@ -134,12 +134,12 @@ func (c *cutter) close() {
 
 // forward copies the bytes of one exchange: the request first, then the response.
 func (c *cutter) forward(in net.Conn) {
-	defer in.Close() //nolint:errcheck // it is cut
+	defer in.Close()
 	out, err := net.Dial("tcp", c.to)
 	if err != nil {
 		return
 	}
-	defer out.Close() //nolint:errcheck // likewise
+	defer out.Close()
 	var group sync.WaitGroup
 	var mu sync.Mutex
 	left := c.limit

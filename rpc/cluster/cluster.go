@@ -46,7 +46,7 @@ func New(members metadata.Members, o Options) (*Client, error) {
 	c.ctx, c.cancel = context.WithCancel(context.Background())
 	list, changed := members.List()
 	if err := c.update(list); err != nil {
-		c.Close() //nolint:errcheck // it returns nil
+		_ = c.Close() // it returns nil
 		return nil, err
 	}
 	c.mu.Lock()

@@ -40,6 +40,7 @@ func TestRandomFaults(t *testing.T) {
 }
 
 func randomFaults(t *testing.T, r *rand.Rand, policy cluster.Policy, idempotent bool) {
+	t.Helper()
 	list := nodes(t, 4)
 	seen := executions{runs: make(map[string]int)}
 	healthy := func(ctx context.Context) error { seen.add(ctx); return nil }
@@ -66,7 +67,7 @@ func randomFaults(t *testing.T, r *rand.Rand, policy cluster.Policy, idempotent 
 				default:
 				}
 				id := fmt.Sprintf("%d-%d", caller, i)
-				ctx, cancel := context.WithTimeout(cluster.WithKey(context.Background(), id), 50*time.Millisecond)
+				ctx, cancel := context.WithTimeout(cluster.WithKey(t.Context(), id), 50*time.Millisecond)
 				_, err := ask(ctx, c, rpc.WithRequestID(id))
 				cancel()
 				seen.mu.Lock()
@@ -149,7 +150,7 @@ func TestCloseEndsCalls(t *testing.T) {
 	done := make(chan error, calls)
 	for range calls {
 		go func() {
-			_, err := ask(context.Background(), c)
+			_, err := ask(t.Context(), c)
 			done <- err
 		}()
 	}

@@ -237,7 +237,7 @@ func load(t *testing.T, c *cluster.Client, callers int) (stop func() (int64, []e
 					return
 				default:
 				}
-				ctx, cancel := context.WithTimeout(context.Background(), testkit.Patience())
+				ctx, cancel := context.WithTimeout(t.Context(), testkit.Patience())
 				_, err := ask(ctx, c)
 				cancel()
 				calls.Add(1)

@@ -34,7 +34,7 @@ func serve() (address string, stop func()) {
 		panic(err)
 	}
 	go func() { _ = s.Serve(l) }() // it ends with stop
-	return l.Addr().String(), func() { _ = s.Close() }
+	return l.Addr().String(), func() { _, _ = s.Close(), l.Close() } // Serve may not have begun
 }
 
 // One of two servers is gone. The stub's calls succeed at the other one.

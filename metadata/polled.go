@@ -123,9 +123,9 @@ func lookupSRV(ctx context.Context, r *net.Resolver, name string) (StaticMembers
 	return NewStaticMembers(unique(list))
 }
 
-// unique keeps one member of each name.
+// unique keeps one member of each name, the one with the least weight.
 func unique(list []Member) []Member {
-	slices.SortFunc(list, func(a, b Member) int { return cmp.Compare(a.Name, b.Name) })
+	slices.SortFunc(list, func(a, b Member) int { return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.Weight, b.Weight)) })
 	return slices.CompactFunc(list, func(a, b Member) bool { return a.Name == b.Name })
 }
 

@@ -194,7 +194,7 @@ func TestDNSMembers(t *testing.T) {
 	}}}
 	first := map[string][][]byte{
 		"kv.example A":              {{10, 0, 0, 2}, {10, 0, 0, 1}, {10, 0, 0, 2}},
-		"_rpc._tcp.kv.example SRV":  {srv(1, 3, 80, "b.kv.example"), srv(1, 0, 81, "a.kv.example"), srv(2, 9, 82, "spare.kv.example")},
+		"_rpc._tcp.kv.example SRV":  {srv(1, 5, 80, "b.kv.example"), srv(1, 3, 80, "b.kv.example"), srv(1, 0, 81, "a.kv.example"), srv(2, 9, 82, "spare.kv.example")},
 		"_none._tcp.kv.example SRV": nil,
 	}
 	server.set(false, first)

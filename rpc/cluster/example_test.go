@@ -33,7 +33,7 @@ func serve() (address string, stop func()) {
 	if err := s.Register(echo.NewEchoService(service{})); err != nil {
 		panic(err)
 	}
-	go func() { _ = s.Serve(l) }() // it ends with stop
+	go func() { _ = s.Serve(l) }()                                   // it ends with stop
 	return l.Addr().String(), func() { _, _ = s.Close(), l.Close() } // Serve may not have begun
 }
 

@@ -210,7 +210,7 @@ func (q *call) backup() *attempt {
 		return nil
 	}
 	a := q.choose()
-	if a == nil {
+	if a == nil || a.forced { // more requests would not help an overloaded server
 		return nil
 	}
 	if !c.spend() {
@@ -232,9 +232,9 @@ func (c *Client) spend() bool {
 	return true
 }
 
-// choose returns an attempt at a server that was not tried. If all servers are ejected, those that
-// are ejected for overload are used, because a pause of all servers would waste their time. The
-// caller holds mu.
+// choose returns an attempt at a server that was not tried. If all others are ejected or were tried,
+// those that are ejected for overload are used, because a pause of all servers would waste their
+// time. The caller holds mu.
 func (q *call) choose() *attempt {
 	c := q.c
 	c.start++

@@ -32,10 +32,14 @@ func (b *Budget) Take(ctx context.Context, n int64) (release func(), err error) 
 	if n <= b.small {
 		return nothing, nil
 	}
+	release = func() { b.free.Release(n) }
+	if b.free.TryAcquire(n) {
+		return release, nil
+	}
 	ctx, cancel := context.WithTimeout(ctx, b.limit)
 	defer cancel()
 	if err := b.free.Acquire(ctx, n); err != nil {
 		return nothing, fmt.Errorf("wait for %d of the %d bytes that requests may take: %w: %w", n, b.bytes, errdefs.ErrBusy, err)
 	}
-	return func() { b.free.Release(n) }, nil
+	return release, nil
 }

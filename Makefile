@@ -31,7 +31,7 @@ GUEST := KVLANE_REQUIRE=verbs,nfs,root $(GO) test -count 1 -p 1 -timeout 20m -ex
 export CGO_ENABLED = 0
 
 .DEFAULT_GOAL := help
-.PHONY: build lib wheel dist python vllm sglang mooncake object demo test short verbs mutants nonic lint race generate drift fuzz bench codepaths crash stress hardware-kit hardware clean help
+.PHONY: build lib wheel dist python vllm sglang mooncake object demo test short verbs mutants nonic lint race generate drift fuzz bench rpcbench codepaths crash stress hardware-kit hardware clean help
 
 # SOURCE_DATE_EPOCH, seconds since 1970, is the date of builds that shall be the same again (reproducible-builds.org).
 build: ## build the binary, bin/kvlane
@@ -156,6 +156,10 @@ stress: ## run processes with faults, kills and damage concurrently for TIME; wi
 
 bench: ## run every benchmark once
 	$(GO) test -run '^$$' -bench . -benchtime 1x ./...
+
+rpcbench: ## compare RPC calls with grpc-go and bare sockets, in a module of its own
+	$(GO) run -C tools/rpcbench . -callers 8,32
+	$(GO) run -C tools/rpcbench . -callers 1,8 -sizes '' -attachments 65536,1048576,16777216
 
 codepaths: ## count the functions and files executed by LeasePrefix and by a load of one cached block
 	tools/codepaths

@@ -168,7 +168,7 @@ const pipelined = 256 << 10
 // connections are bare sockets.
 type connections []*sockets.Sockets
 
-// openSockets opens the subject Sockets.
+// openSockets opens the subject Sockets. Reads are as long as the blocks into which rpc reads.
 func openSockets(ctx context.Context, l Load) (Subject, error) {
 	frame := Pattern(l.Body + l.Attachment)
 	n, depth := l.Callers, 1
@@ -178,7 +178,7 @@ func openSockets(ctx context.Context, l Load) (Subject, error) {
 	var all connections
 	for range n {
 		first := true
-		s, err := sockets.Open(ctx, sockets.Options{Request: frame, Depth: depth, Check: func(b []byte) error {
+		s, err := sockets.Open(ctx, sockets.Options{Request: frame, Depth: depth, MaxRead: chain.MaxBytes, Check: func(b []byte) error {
 			equal := !first || bytes.Equal(b, frame)
 			first = false
 			return Check(len(b), int64(len(frame)), equal)

@@ -22,6 +22,8 @@ type Options struct {
 	Request, Result []byte
 	// Depth is the number of requests in progress.
 	Depth int
+	// MaxRead is the length of the longest read. 0: no limit.
+	MaxRead int
 	// Check is called for each received result. Its error ends the run.
 	Check func(result []byte) error
 }
@@ -79,7 +81,7 @@ func Open(ctx context.Context, o Options) (_ *Sockets, err error) {
 func (s *Sockets) serve(results []byte) {
 	request := len(s.o.Request)
 	for have := 0; ; {
-		n, err := s.server.Read(s.in[have:])
+		n, err := s.server.Read(s.piece(s.in[have:]))
 		if err != nil {
 			return
 		}
@@ -99,6 +101,14 @@ func (s *Sockets) serve(results []byte) {
 	}
 }
 
+// piece returns the part of b for the next read.
+func (s *Sockets) piece(b []byte) []byte {
+	if s.o.MaxRead > 0 && s.o.MaxRead < len(b) {
+		return b[:s.o.MaxRead]
+	}
+	return b
+}
+
 // Name returns the name of the subject.
 func (*Sockets) Name() string { return Name }
 
@@ -114,7 +124,7 @@ func (s *Sockets) Run(d time.Duration, t *rounds.Times) error {
 	}
 	slot, at := 0, 0 // slot of the next result, and end of the received bytes in it
 	for open := len(s.sent); open > 0; {
-		n, err := s.client.Read(s.slots[at:])
+		n, err := s.client.Read(s.piece(s.slots[at:]))
 		if err != nil {
 			return err
 		}

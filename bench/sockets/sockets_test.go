@@ -23,7 +23,7 @@ func must(t *testing.T, err error) {
 // Both kinds of servers return the expected bytes, and allocate nothing for a request.
 func TestSocketsAllocateNothingForARequest(t *testing.T) {
 	request, result := bytes.Repeat([]byte("q"), 4101), bytes.Repeat([]byte("r"), 5003)
-	for _, o := range []Options{{Request: request, Depth: 32}, {Request: request[:100], Result: result, Depth: 32}} {
+	for _, o := range []Options{{Request: request, Depth: 32}, {Request: request[:100], Result: result, Depth: 32, MaxRead: 3000}} {
 		want := o.Result
 		if want == nil {
 			want = o.Request

@@ -12,9 +12,9 @@ const (
 )
 
 // MaxBytes is the length of the longest block of Get.
-const MaxBytes = 1 << 20
+const MaxBytes = 4 << 20
 
-var pools [9]sync.Pool // pools of *pooled, one for each class
+var pools [11]sync.Pool // pools of *pooled, one for each class
 
 // pooled is a block with its memory, reused by Get.
 type pooled struct {
@@ -22,7 +22,7 @@ type pooled struct {
 	memory []byte
 }
 
-// Get returns a block of host memory of at least min(n, 1 MiB) bytes. The memory is not cleared.
+// Get returns a block of host memory of at least min(n, MaxBytes) bytes. The memory is not cleared.
 // Release makes it available to later calls. A block that is not released is garbage collected.
 func Get(n int) *Block {
 	class := bits.Len(uint(min(max(n, minPooled), maxPooled)-1)) - bits.Len(uint(minPooled-1))

@@ -162,7 +162,7 @@ func (r *Reader) ReadChain(n int64) (*chain.Chain, error) {
 	}
 	c := new(chain.Chain)
 	for n > 0 {
-		b := chain.Get(int(min(n, 1<<20)))
+		b := chain.Get(int(min(n, max(1<<20, c.Len()))))
 		p := b.Memory()[:min(n, b.Len())]
 		if _, err := io.ReadFull(r.in, p); err != nil {
 			b.Release()

@@ -2,6 +2,7 @@ package ibv
 
 import (
 	"fmt"
+	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -34,13 +35,23 @@ var (
 
 // Load loads libibverbs. If it is missing or older than rdma-core 33, Load returns ErrNotSupported
 // with the reason.
+//
+// It switches scatter-to-CQE of mlx5 off for the process, by which the CPU copies short receives to
+// memory that may be a device's.
 func Load() (*Provider, error) {
+	if err := os.Setenv(scatterToCQE, "0"); err != nil {
+		return nil, fmt.Errorf("load RDMA verbs: %w", err)
+	}
 	api, err := ibverbs.Load()
 	if err != nil {
 		return nil, fmt.Errorf("load RDMA verbs: %w", err)
 	}
 	return newProvider(api), nil
 }
+
+// scatterToCQE is a variable that libmlx5 reads when it creates a queue pair. In programs with
+// purego, as in programs with cgo, os.Setenv changes the environment of C libraries.
+const scatterToCQE = "MLX5_SCATTER_TO_CQE"
 
 func newProvider(api *ibverbs.API) *Provider {
 	p := &Provider{api: api, retries: make(map[string]*atomic.Int64)}

@@ -38,6 +38,8 @@ var rpcClientMutants = []mutant{
 		"rpc/cluster/call.go", "	defer cancel()\n	results, decided", "	_ = cancel\n	results, decided"),
 	defect("rpc/cluster", "TestBackupRequest",
 		"rpc/cluster/call.go", "		first.lost = true\n", ""),
+	defect("rpc/cluster", "TestNoBackupRequestToAnOverloadedServer",
+		"rpc/cluster/call.go", "	if a == nil || a.forced {", "	if a == nil {"),
 	defect("rpc/cluster", "TestBackupAfterAFailure",
 		"rpc/cluster/call.go", "o.retry && running > 0 {", "o.retry && running > 1 {"),
 	defect("rpc/cluster", "TestAllServersAreDown",

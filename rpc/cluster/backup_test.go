@@ -78,6 +78,27 @@ func TestNoBackupRequest(t *testing.T) {
 	}
 }
 
+// A server that is ejected for overload gets no backup requests, although it gets calls if there is
+// no other server.
+func TestNoBackupRequestToAnOverloadedServer(t *testing.T) {
+	list := nodes(t, 2)
+	list[0].set(fails(rpc.LimitReached))
+	c := newClient(t, of(list...), cluster.Options{Idempotent: anyMethod, BackupAfter: 50 * time.Millisecond, Failures: 1, MinEject: time.Hour})
+	for !statsOf(c, list[0]).Ejected {
+		if _, err := ask(t.Context(), c); err != nil {
+			t.Fatal(err)
+		}
+	}
+	before, runs := c.Stats().Backups, list[0].runs.Load()
+	list[1].set(func(context.Context) error { time.Sleep(100 * time.Millisecond); return nil })
+	if at, err := ask(t.Context(), c); err != nil || at != list[1].address {
+		t.Errorf("answered by %q, %v", at, err)
+	}
+	if s := c.Stats(); s.Backups != before || list[0].runs.Load() != runs {
+		t.Errorf("%+v", s)
+	}
+}
+
 // The first attempt fails while its backup request is in progress, which answers the call.
 func TestBackupAfterAFailure(t *testing.T) {
 	list := nodes(t, 2)

@@ -173,10 +173,14 @@ hardware-kit: ## build the GPU verification for machines without Go: bin/hardwar
 	$(GO) test -trimpath -c -o $(BIN)/hardware/share.test ./share
 	$(GO) test -trimpath -c -o $(BIN)/hardware/transfer.test ./transfer
 	$(GO) test -trimpath -c -o $(BIN)/hardware/engine.test ./internal/acceptance
+	$(GO) test -trimpath -c -o $(BIN)/hardware/kvlane.test ./cmd/kvlane
+	$(GO) test -trimpath -c -o $(BIN)/hardware/gateway.test ./blockio/gateway
+	install -m 644 replay/testdata/mooncake-conversation.jsonl.gz $(BIN)/hardware/trace.jsonl.gz
 	install -m 644 tools/kit.sh $(BIN)/hardware/kit.sh
 	install -m 755 tools/hardware $(BIN)/hardware/run
 	install -m 755 tools/hardware-rdma $(BIN)/hardware/run-rdma
 	install -m 755 tools/hardware-transfer $(BIN)/hardware/run-transfer
+	install -m 755 tools/hardware-blockio $(BIN)/hardware/run-blockio
 
 hardware: hardware-kit ## verify kvlane on this machine's GPU
 	$(BIN)/hardware/run $(BIN)/hardware/out

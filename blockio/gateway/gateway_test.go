@@ -11,6 +11,7 @@ import (
 	"github.com/kvlane/kvlane/blockio/blockiotest"
 	"github.com/kvlane/kvlane/blockio/gateway"
 	"github.com/kvlane/kvlane/device"
+	"github.com/kvlane/kvlane/device/cuda/cudatest"
 	"github.com/kvlane/kvlane/device/sim"
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/testkit"
@@ -21,7 +22,10 @@ import (
 	"github.com/kvlane/kvlane/rdma/soft"
 )
 
-func TestMain(m *testing.M) { testkit.Main(m) }
+func TestMain(m *testing.M) {
+	cudatest.UseDriverOnce()
+	testkit.Main(m)
+}
 
 func must(tb testing.TB, err error) {
 	tb.Helper()

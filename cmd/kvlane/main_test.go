@@ -4,6 +4,7 @@ import (
 	"os"
 	"testing"
 
+	"github.com/kvlane/kvlane/device/cuda/cudatest"
 	"github.com/kvlane/kvlane/internal/settings"
 	"github.com/kvlane/kvlane/internal/testkit"
 )
@@ -21,5 +22,6 @@ func TestMain(m *testing.M) {
 		_ = os.Unsetenv(settings.Table[i].Env()) // the name of a setting is always a valid name
 	}
 	_ = os.Setenv(configEnv, os.DevNull)
+	cudatest.UseDriverOnce()
 	testkit.Main(m)
 }

@@ -67,18 +67,19 @@ func remoteRDMA(servers, device string, more ...string) []string {
 
 // A replay over software NICs has exactly the hits of a large cache. The servers restart 20 times:
 // misses, but no failed dumps and no wrong bytes.
-func TestReplayByRDMA(t *testing.T) { replayByRDMA(t, copyTrace(t), "sim") }
+func TestReplayByRDMA(t *testing.T) { replayByRDMA(t, "sim") }
 
 // The same with the KV cache in the memory of a GPU.
 func TestCUDAReplayByRDMA(t *testing.T) {
 	if cudatest.Count() == 0 {
 		testkit.Skip(t, "cuda", "there is no GPU")
 	}
-	replayByRDMA(t, traceFile(t, prompts(50)), "cuda")
+	replayByRDMA(t, "cuda")
 }
 
-func replayByRDMA(t *testing.T, trace, device string) {
+func replayByRDMA(t *testing.T, device string) {
 	t.Helper()
+	trace := traceFile(t, prompts(100))
 	t.Chdir(t.TempDir())
 	credentialFiles(t)
 	p, err := soft.New(soft.Options{})
@@ -95,8 +96,8 @@ func replayByRDMA(t *testing.T, trace, device string) {
 		t.Cleanup(func() { servers[i].stop(t) })
 	}
 	list := servers[0].addr + "=2," + servers[1].addr
-	want := replayReport(t.Context(), t, "replay", trace, "--limit", "50", "--device", "sim", "--json", "--pipeline", "cache", "--cache-bytes", "128MiB").PrefixHits
-	args := append([]string{"replay", trace, "--limit", "50"}, remoteRDMA(list, device)...)
+	want := replayReport(t.Context(), t, "replay", trace, "--device", "sim", "--json", "--pipeline", "cache", "--cache-bytes", "128MiB").PrefixHits
+	args := append([]string{"replay", trace}, remoteRDMA(list, device)...)
 	r := replayReport(ctx, t, args...)
 	if r.PrefixHits != want || want == 0 || r.Mismatches+r.LoadErrors+r.DumpErrors != 0 {
 		t.Errorf("%d hits, want %d; %d mismatches, %d load errors, %d dump errors", r.PrefixHits, want, r.Mismatches, r.LoadErrors, r.DumpErrors)
@@ -152,16 +153,6 @@ func TestReplayNotesRefusedRDMA(t *testing.T) {
 		}
 		c.server.stop(t)
 	}
-}
-
-// copyTrace returns the absolute name of the conversation's trace.
-func copyTrace(t *testing.T) string {
-	t.Helper()
-	b, err := os.ReadFile(conversation)
-	must(t, err)
-	name := t.TempDir() + "/trace.jsonl.gz"
-	must(t, os.WriteFile(name, b, 0o600))
-	return name
 }
 
 // prompts returns a trace of requests that share prefixes.

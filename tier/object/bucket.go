@@ -39,6 +39,7 @@ var errTimeout = errors.New("the object store has not answered in time")
 // bucket makes requests to a server.
 type bucket struct {
 	api           *s3.Client
+	credentials   *aws.CredentialsCache
 	transport     *http.Transport
 	name, prefix  string
 	timeout       time.Duration
@@ -90,6 +91,20 @@ func newBucket(ctx context.Context, c *Config) (*bucket, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read the configuration of the SDK: %w", err)
 	}
+	first := sdk.Credentials
+	b.credentials = aws.NewCredentialsCache(aws.CredentialsProviderFunc(func(ctx context.Context) (aws.Credentials, error) {
+		// The SDK reads files once. Read them again when the server has refused the credentials.
+		if p := first; p != nil {
+			first = nil
+			return p.Retrieve(ctx)
+		}
+		again, err := config.LoadDefaultConfig(ctx, options...)
+		if err != nil {
+			return aws.Credentials{}, err
+		}
+		return again.Credentials.Retrieve(ctx)
+	}))
+	sdk.Credentials = b.credentials
 	sdk.Region = cmp.Or(sdk.Region, "us-east-1")
 	if b.transport, err = transport(sdk.HTTPClient, c); err != nil {
 		return nil, err
@@ -190,6 +205,9 @@ func (b *bucket) do(ctx context.Context, l *lane, request func(ctx context.Conte
 		if ctx.Err() != nil {
 			b.timeouts.Add(1)
 			err = fmt.Errorf("%w within %v: %w", errTimeout, b.timeout, err)
+		}
+		if unauthorized(err) {
+			b.credentials.Invalidate()
 		}
 		permit.Fail(err)
 		b.note(err)

@@ -5,6 +5,8 @@ import (
 	"context"
 	"errors"
 	"net/http"
+	"os"
+	"path/filepath"
 	"sync"
 	"testing"
 	"time"
@@ -193,11 +195,11 @@ func TestDamagedObjectIsReplaced(t *testing.T) {
 		if err := get(t, tr, f, 1); !errors.Is(err, errdefs.ErrCorrupt) {
 			t.Fatalf("get of a damaged object: %v, want ErrCorrupt", err)
 		}
-		if err := get(t, tr, f, 1); !errors.Is(err, errdefs.ErrNotFound) {
-			t.Errorf("the second get: %v, want ErrNotFound", err)
-		}
 		if n, err := tr.Retain(t.Context(), tiertest.Keys(1)); n != 0 || err != nil {
 			t.Errorf("retain of a damaged object: %d, %v", n, err)
+		}
+		if err := get(t, tr, f, 1); !errors.Is(err, errdefs.ErrNotFound) {
+			t.Errorf("the second get: %v, want ErrNotFound", err)
 		}
 	}
 	var conditions []string
@@ -255,6 +257,36 @@ func TestConflictsOfWrites(t *testing.T) {
 	if st := other.Stats(); st.Puts != 0 || st.Errors != 0 {
 		t.Errorf("%d puts and %d errors are counted, want none", st.Puts, st.Errors)
 	}
+}
+
+// Wrong credentials in a file are misses. When the file is corrected, hits return.
+func TestCredentialsAreReadAgain(t *testing.T) {
+	_, _, c := behind(t)
+	file := filepath.Join(t.TempDir(), "credentials")
+	write := func(key, secret string) {
+		t.Helper()
+		text := "[default]\naws_access_key_id = " + key + "\naws_secret_access_key = " + secret + "\n"
+		must(t, os.WriteFile(file, []byte(text), 0o600))
+	}
+	write("old", "wrong")
+	t.Setenv("AWS_ACCESS_KEY_ID", "")
+	t.Setenv("AWS_SECRET_ACCESS_KEY", "")
+	t.Setenv("AWS_SHARED_CREDENTIALS_FILE", file)
+	tr := open(t, c)
+	if len(tr.Notes()) != 1 {
+		t.Errorf("%d notes, want 1", len(tr.Notes()))
+	}
+	for range 5 {
+		if err := put(t, tr, c.Formats[0], 1, 0); !errors.Is(err, tier.ErrUnavailable) {
+			t.Fatalf("put with wrong credentials: %v", err)
+		}
+		if err := get(t, tr, c.Formats[0], 1); !errors.Is(err, errdefs.ErrNotFound) {
+			t.Fatalf("get with wrong credentials: %v", err)
+		}
+	}
+	write(s3test.AccessKey, s3test.SecretKey)
+	eventually(t, "put", func() error { return put(t, tr, c.Formats[0], 1, 0) })
+	eventually(t, "get", func() error { return get(t, tr, c.Formats[0], 1) })
 }
 
 // A server that refuses writes is still read from.

@@ -24,10 +24,26 @@ func statusOf(err error) int {
 	return 0
 }
 
-// missing reports whether an object does not exist. A missing bucket is a failure instead.
+// missing reports whether an object does not exist. A missing bucket or user is a failure instead.
 func missing(err error) bool {
+	code := codeOf(err)
+	return statusOf(err) == http.StatusNotFound && (code == "NoSuchKey" || code == "NotFound" || code == "NoSuchUpload") || errors.Is(err, errdefs.ErrNotFound)
+}
+
+// codeOf returns the code of an error of S3, or "".
+func codeOf(err error) string {
 	var api smithy.APIError
-	return statusOf(err) == http.StatusNotFound && errors.As(err, &api) && api.ErrorCode() != "NoSuchBucket" || errors.Is(err, errdefs.ErrNotFound)
+	if errors.As(err, &api) {
+		return api.ErrorCode()
+	}
+	return ""
+}
+
+// unauthorized reports whether the server refuses the credentials. Some servers answer an unknown
+// key with status 404.
+func unauthorized(err error) bool {
+	s := statusOf(err)
+	return s == http.StatusForbidden || s == http.StatusUnauthorized || s == http.StatusNotFound && !missing(err) && codeOf(err) != "NoSuchBucket"
 }
 
 // refused reports whether the condition of a request was not met.

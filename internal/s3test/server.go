@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -132,8 +133,20 @@ func (s *Server) Stop() {
 	s.cmd = nil
 }
 
-// Pause suspends the server until Resume.
-func (s *Server) Pause() { _ = s.cmd.Process.Signal(syscall.SIGSTOP) }
+// Pause suspends the server until Resume. It waits until all threads have stopped.
+func (s *Server) Pause() {
+	_ = s.cmd.Process.Signal(syscall.SIGSTOP)
+	for end := time.Now().Add(testkit.Patience()); time.Now().Before(end); time.Sleep(time.Millisecond) {
+		stats, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", s.cmd.Process.Pid))
+		running := slices.ContainsFunc(stats, func(name string) bool {
+			stat, err := os.ReadFile(name)
+			return err == nil && !bytes.Contains(stat, []byte(") T "))
+		})
+		if !running {
+			return
+		}
+	}
+}
 
 // Resume ends Pause.
 func (s *Server) Resume() { _ = s.cmd.Process.Signal(syscall.SIGCONT) }

@@ -24,6 +24,9 @@ func TestAnchorsOfRuns(t *testing.T) {
 	a.Prompt(keys(0, 100))
 	for i := range 100 {
 		wantAnchor(t, a, i, i/tier.RunBlocks*tier.RunBlocks)
+		if _, part, ok := a.Part(key(i)); !ok || part != key(i/tier.PartBlocks*tier.PartBlocks) {
+			t.Errorf("block %d is in part %s, %t", i, part, ok)
+		}
 	}
 	// A dump of the rest, and one that begins within recorded blocks.
 	a.Follow(key(99), keys(100, 120))
@@ -48,6 +51,9 @@ func TestAnchorsOfRuns(t *testing.T) {
 	wantAnchor(t, a, 370, 364)
 	wantAnchor(t, a, 379, 364)
 	wantAnchor(t, a, 380, -1)
+	if _, part, ok := a.Part(key(370)); ok {
+		t.Errorf("a block with a given anchor is in part %s", part)
+	}
 	a.Set(keys(0, 20), slices.Repeat(keys(0, 1), 20)) // as recorded
 	a.Follow(key(19), keys(420, 421))
 	wantAnchor(t, a, 420, 0)

@@ -242,7 +242,7 @@ var storeMutants = []mutant{
 	defect("store/manager", "TestModel",
 		"store/manager/job.go", "			j.m.evicted = append(j.m.evicted, j.Blocks[i])\n", ""),
 	defect("store/manager", "TestFilesOfAllRanks",
-		"store/manager/lookup.go", "				all = all && has[rank][b]\n", "				all = has[rank][b]\n"),
+		"store/manager/lookup.go", "				all = all && has[rank][b]\n", "				_ = has[rank][b]\n"),
 	defect("store/manager", "TestModel",
 		"store/manager/manager.go", "	m.evicted = append(m.evicted, *m.names[key])\n	delete(m.names, key)\n	m.stats.Evicted++\n", "	delete(m.names, key)\n	m.stats.Evicted++\n"),
 	defect("store", "TestDefectChunksOfADumpByLayersOneByOne",

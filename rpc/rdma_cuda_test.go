@@ -3,6 +3,9 @@ package rpc_test
 import (
 	"bytes"
 	"context"
+	"encoding/hex"
+	"slices"
+	"sync"
 	"testing"
 	"time"
 
@@ -23,12 +26,14 @@ func TestOnGPU(t *testing.T) {
 	for _, n := range []int{48 << 20, 512 << 20} {
 		t.Run("direct", func(t *testing.T) { testLongDirect(t, newFabricOn(t, dev, nil), n) })
 	}
+	t.Run("small calls", func(t *testing.T) { testSmallCalls(t, newFabricOn(t, dev, nil), 48<<20, 2*time.Second) })
 }
 
 // Attachments of many blocks on the simulated device.
 func TestLongAttachments(t *testing.T) {
 	testLongBlocks(t, newFabric(t), 5<<20)
 	testLongDirect(t, newFabric(t), 9<<20)
+	testSmallCalls(t, newFabric(t), 4<<20, 20*time.Millisecond)
 }
 
 // testLongBlocks receives an attachment into blocks, and copies it to one region: one copy within
@@ -94,5 +99,64 @@ func testLongDirect(t *testing.T, f *fabric, n int) {
 	}
 	if !bytes.Equal(d.read(t, mem.All(to)), want) {
 		t.Error("the bytes differ")
+	}
+}
+
+// testSmallCalls logs the times of calls of 4 KiB alone, and beside transfers of n bytes by blocks
+// and directly, on the same connection.
+func testSmallCalls(t *testing.T, f *fabric, n int, d time.Duration) {
+	t.Helper()
+	k := newDirect(t, f, true, func(o *rpc.RDMAOptions) {
+		o.RegionBytes, o.Queue, o.Stall = 64<<20, 128, testkit.Patience()
+		o.GPU = &rpc.GPUOptions{Device: f.dev, RegionBytes: 256 << 20}
+	})
+	source, middle := k.alloc(t, k.nics[1], random(1, n)), k.alloc(t, k.nics[0], make([]byte, n))
+	k.handle = func(ctx context.Context, c *rpc.Call) error {
+		if c.SourceBytes() == 0 {
+			return nil
+		}
+		return c.ReadSource(ctx, all(middle))
+	}
+	small := hex.EncodeToString(random(2, 2048))
+	block := func() rpc.CallOption {
+		c := new(chain.Chain)
+		b, err := chain.NewRegistered(mem.All(source), nil)
+		must(t, err)
+		c.AppendBlock(b, b.Len())
+		return rpc.WithAttachment(c)
+	}
+	direct := func() rpc.CallOption { return rpc.WithSource(rpc.Memory{Extents: all(source)}) }
+	for _, mode := range []struct {
+		name string
+		long func() rpc.CallOption
+	}{{"alone", nil}, {"beside blocks", block}, {"beside direct placement", direct}} {
+		ctx, cancel := context.WithCancel(t.Context())
+		var group sync.WaitGroup
+		transfers := 0
+		if mode.long != nil {
+			group.Go(func() {
+				for ctx.Err() == nil {
+					if _, err := echoCall(t.Context(), k.client, "place", mode.long()); err != nil {
+						t.Errorf("%s: %v", mode.name, err)
+						return
+					}
+					transfers++
+				}
+			})
+		}
+		var times []time.Duration
+		for end := time.Now().Add(d); time.Now().Before(end); {
+			began := time.Now()
+			if m, err := echoCall(t.Context(), k.client, small); err != nil || m != small {
+				t.Errorf("%s: %v", mode.name, err)
+				break
+			}
+			times = append(times, time.Since(began))
+		}
+		cancel()
+		group.Wait()
+		if slices.Sort(times); len(times) > 0 {
+			t.Logf("4 KiB %s: %d calls, p50 %v, p99 %v; %d transfers of %d bytes", mode.name, len(times), times[len(times)/2], times[len(times)*99/100], transfers, n)
+		}
 	}
 }

@@ -308,6 +308,7 @@ func TestConnectionLimit(t *testing.T) {
 		if _, err := conns[len(conns)-1].Write(request(hello)); err != nil || nextReply(t, conns[len(conns)-1]).meta.GetResponse().GetErrorCode() != 0 {
 			t.Fatal(err)
 		}
+		time.Sleep(50 * time.Millisecond) // until the server counts the connection as idle
 	}
 	if isOpen(t, dial(t, addr)) {
 		t.Error("a third connection is open")

@@ -217,7 +217,7 @@ func TestSilentServer(t *testing.T) {
 	c := newClient(t, of(list...), cluster.Options{MinEject: time.Minute})
 	late := 0
 	for range 20 {
-		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+		ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
 		_, err := ask(ctx, c)
 		cancel()
 		if err != nil {

@@ -79,6 +79,7 @@ type Client struct {
 	network, address string
 	o                ClientOptions
 	lastID           atomic.Int64
+	plainUntil       atomic.Int64 // Unix time in nanoseconds until which RDMA is not offered
 
 	ctx    context.Context // of attempts for the single connection; ends with Close
 	cancel context.CancelFunc

@@ -186,15 +186,22 @@ func (r *RDMA) transport(e *endpoint.Endpoint, refusal error) transport {
 // negotiate offers RDMA to a server. It returns nil if the connection continues by TCP.
 func (c *Client) negotiate(ctx context.Context, conn net.Conn) (transport, error) {
 	r := c.o.RDMA
-	if r == nil || c.o.TLS != nil || c.network != "tcp" {
+	if r == nil || c.o.TLS != nil || c.network != "tcp" || time.Now().UnixNano() < c.plainUntil.Load() {
 		return nil, nil
 	}
 	e, refusal, err := endpoint.Dial(ctx, conn, hello.Version(r.o.HelloVersion), &r.endpoint)
 	if err != nil {
 		return nil, err
 	}
+	if refusal != nil {
+		c.plainUntil.Store(time.Now().Add(plainTime).UnixNano())
+	}
 	return r.transport(e, refusal), nil
 }
+
+// plainTime is the time after a refusal in which a client uses TCP without a handshake. brpc may
+// close a connection whose first request follows the refusal at once.
+const plainTime = time.Minute
 
 // negotiate answers the hello of a client, if its first bytes are one. It returns the connection to
 // read from, and nil as the transport if the client uses TCP.

@@ -135,8 +135,8 @@ func TestRDMAFallsBack(t *testing.T) {
 		f := newFabric(t)
 		cr := f.open(t, false, func(o *rpc.RDMAOptions) { o.HelloVersion = version })
 		_, addr := serve(t, rpc.ServerOptions{}, echoAttachments(t, nil))
-		client := newClient(t, addr, rpc.ClientOptions{RDMA: cr})
-		for range 2 {
+		client := newClient(t, addr, rpc.ClientOptions{RDMA: cr, Connections: rpc.Short})
+		for range 3 {
 			if m, err := echoCall(t.Context(), client, "hello"); err != nil || m != "hello" {
 				t.Errorf("%q, %v", m, err)
 			}

@@ -67,7 +67,11 @@ func remoteRDMA(servers, device string, more ...string) []string {
 
 // A replay over software NICs has exactly the hits of a large cache. The servers restart 20 times:
 // misses, but no failed dumps and no wrong bytes.
-func TestReplayByRDMA(t *testing.T) { replayByRDMA(t, "sim") }
+func TestReplayByRDMA(t *testing.T) {
+	for _, device := range []string{"sim", "host"} {
+		t.Run(device, func(t *testing.T) { replayByRDMA(t, device) })
+	}
+}
 
 // The same with the KV cache in the memory of a GPU.
 func TestCUDAReplayByRDMA(t *testing.T) {

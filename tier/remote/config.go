@@ -28,7 +28,7 @@ const (
 	// DefaultWrites is the default of Config.Writes.
 	DefaultWrites = 256
 	leaseTime     = time.Minute           // the server may grant less
-	renewMin      = 10 * time.Millisecond // between renewals of a lease
+	renewPause    = 10 * time.Millisecond // between renewals of a lease
 )
 
 // Config configures a Tier. The tags are the keys of settings.

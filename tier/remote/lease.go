@@ -131,7 +131,7 @@ func (t *Tier) unpin(keys []block.Key) (ended []*lease) {
 
 // schedule sets the timer of a renewal, at half of the time that is left. The caller holds mu.
 func (t *Tier) schedule(l *lease) {
-	l.timer = time.AfterFunc(max(time.Until(l.l.Expires())/2, renewMin), func() { t.renew(l) })
+	l.timer = time.AfterFunc(max(time.Until(l.l.Expires())/2, renewPause), func() { t.renew(l) })
 }
 
 // renew renews a lease that has pins. If the server does not answer, it tries again, until the

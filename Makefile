@@ -62,9 +62,9 @@ vllm: lib build ## run vLLM for CPUs with kvlane, in an environment created for 
 	tools/vllm-upstream $(BIN)
 
 # The environment with SGLang takes 3 GB below bin/.venv-sglang.
-sglang: lib ## run SGLang's cache classes with kvlane, in an environment created for it; needs Python 3.11, pip and binutils
+sglang: lib build ## run SGLang's cache classes with kvlane, in an environment created for it; needs Python 3.11, pip and binutils
 	tools/python-env sglang $(BIN)/.venv-sglang sglang.srt.mem_cache.unified_radix_cache
-	cd python/tests/in_sglang && KVLANE_REQUIRE=sglang,$(KVLANE_REQUIRE) KVLANE_LIBRARY=$(CURDIR)/$(BIN)/lib/libkvlane.so PYTHONPATH=$(CURDIR)/python/src \
+	cd python/tests/in_sglang && KVLANE_REQUIRE=sglang,$(KVLANE_REQUIRE) KVLANE_LIBRARY=$(CURDIR)/$(BIN)/lib/libkvlane.so KVLANE_BINARY=$(CURDIR)/$(BIN)/kvlane PYTHONPATH=$(CURDIR)/python/src \
 	    timeout 3000 $(CURDIR)/$(BIN)/.venv-sglang/bin/python -W ignore -m pytest -c $(CURDIR)/python/pyproject.toml -p no:cacheprovider -q .
 
 # One release of Mooncake's transfer engine, 60 MB below bin/.mooncake.

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import re
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -117,6 +121,37 @@ def test_a_restart_finds_the_pages_in_files(storage: Any, tmp_path: Path) -> Non
     assert again.batch_exists(keys) == 4
     assert all(again.batch_get_v1(keys, indices(4, 5, 6, 7)))
     assert all(torch.equal(page(pool, 4 + i), want) for i, want in enumerate(before))
+
+
+def test_a_restart_finds_the_pages_in_block_servers(storage: Any) -> None:
+    """Calls after the restart start within the prompt."""
+    if not os.environ.get("KVLANE_BINARY"):
+        (pytest.fail if "sglang" in os.environ.get("KVLANE_REQUIRE", "").split(",") else pytest.skip)("KVLANE_BINARY is not set")
+    command = [sys.executable, "-m", "kvlane", "blockd", "--listen", "127.0.0.1:0", "--cache-bytes", "64MiB"]
+    servers = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    try:
+        addresses = []
+        for server in servers:
+            assert server.stdout is not None
+            addresses += re.findall(r"^block server (\S+);", server.stdout.readline())
+        config = extra()
+        config["kvlane"]["store"]["remote"] = ",".join(addresses)
+        pool = host_pool("page_first")
+        s = storage(pool, config)
+        fill(pool.kv_buffer)
+        keys, before = hashes(8), [page(pool, p) for p in range(8)]
+        assert all(s.batch_set_v1(keys, indices(*range(8))))
+        s.close()
+        pool.kv_buffer.zero_()
+        again = storage(pool, config)
+        assert again.batch_exists(keys[3:]) == 5
+        assert all(again.batch_get_v1(keys[3:], indices(*range(8, 13))))
+        assert all(torch.equal(page(pool, 8 + i), want) for i, want in enumerate(before[3:]))
+        again.close()
+    finally:
+        for server in servers:
+            server.kill()
+            server.communicate()
 
 
 def test_names_that_differ_are_pages_that_differ() -> None:

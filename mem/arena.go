@@ -13,12 +13,14 @@ import (
 )
 
 const (
-	// DefaultArenaBlockBytes and DefaultArenaRegionBytes are defaults of ArenaOptions.
-	DefaultArenaBlockBytes  = 512 << 10
+	// DefaultArenaBlockBytes is the default size of a block.
+	DefaultArenaBlockBytes = 512 << 10
+	// DefaultArenaRegionBytes is the default size of a region.
 	DefaultArenaRegionBytes = 1 << 30
-	// DefaultArenaRegions and DefaultArenaIdle are defaults of ArenaOptions.
+	// DefaultArenaRegions is the default number of regions.
 	DefaultArenaRegions = 32
-	DefaultArenaIdle    = 10 * time.Second
+	// DefaultArenaIdle is the default time after which an unused region is freed.
+	DefaultArenaIdle = 10 * time.Second
 
 	arenaAlign     = 4 << 10 // of the first block of a region
 	maxArenaBlocks = math.MaxInt32

@@ -304,8 +304,14 @@ func TestArenaRefusesOptions(t *testing.T) {
 	half := h
 	half.Deregister = nil
 	for _, o := range []mem.ArenaOptions{
-		{}, {Hooks: half}, {BlockBytes: -1, Hooks: h}, {RegionBytes: 1, Hooks: h}, {BlockBytes: 1 << 32, Hooks: h},
-		{MaxRegions: -1, Hooks: h}, {Idle: -1, Hooks: h}, {BlockBytes: 1, RegionBytes: 1 << 40, Hooks: h},
+		{},
+		{Hooks: half},
+		{BlockBytes: -1, Hooks: h},
+		{RegionBytes: 1, Hooks: h},
+		{BlockBytes: 1 << 32, Hooks: h},
+		{MaxRegions: -1, Hooks: h},
+		{Idle: -1, Hooks: h},
+		{BlockBytes: 1, RegionBytes: 1 << 40, Hooks: h},
 	} {
 		if _, err := mem.NewArena(o); !errors.Is(err, errdefs.ErrInvalid) {
 			t.Errorf("%+v: %v", o, err)

@@ -193,10 +193,12 @@ func FuzzStream(f *testing.F) {
 	number := func(n int64) *int64 { return &n }
 	kind := func(n int32) *int32 { return &n }
 	for _, m := range []*pb.StreamFrame{
-		{}, {StreamId: number(0), SourceStreamId: number(9), FrameType: kind(frameData), HasContinuation: proto.Bool(true)},
+		{},
+		{StreamId: number(0), SourceStreamId: number(9), FrameType: kind(frameData), HasContinuation: proto.Bool(true)},
 		{StreamId: number(0), FrameType: kind(frameFeedback), Feedback: &pb.Feedback{ConsumedSize: number(-5)}},
 		{StreamId: number(0), FrameType: kind(frameFeedback), Feedback: &pb.Feedback{ConsumedSize: number(5)}},
-		{StreamId: number(0), FrameType: kind(frameClose), SourceStreamId: number(9)}, {StreamId: number(0), FrameType: kind(frameReset)},
+		{StreamId: number(0), FrameType: kind(frameClose), SourceStreamId: number(9)},
+		{StreamId: number(0), FrameType: kind(frameReset)},
 		{StreamId: number(7), SourceStreamId: number(1), FrameType: kind(frameData)},
 	} {
 		b, err := proto.Marshal(m)

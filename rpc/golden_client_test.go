@@ -191,7 +191,7 @@ func TestCapturedReplies(t *testing.T) {
 // differ in spaces from run to run.
 func checkRequests(t *testing.T, got, want []reply, some bool) {
 	t.Helper()
-	if len(got) != len(want) && !(some && len(got) > 0 && len(got) < len(want)) {
+	if len(got) != len(want) && (!some || len(got) == 0 || len(got) > len(want)) {
 		t.Fatalf("%d requests, not %d", len(got), len(want))
 	}
 	for i := range got {

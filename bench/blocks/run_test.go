@@ -150,7 +150,7 @@ func TestWrongBytesByRDMAFail(t *testing.T) {
 	must(t, err)
 	defer func() { must(t, r.close(t.Context())) }()
 	for _, s := range r.subjects[len(r.subjects)-2:] {
-		s := s.(*remoteSubject)
+		s := asRemote(t, s)
 		must(t, s.Run(time.Millisecond, new(rounds.Times)))
 		must(t, s.check())
 		from := mem.Extent{Region: r.remote.staging, Len: 64}
@@ -161,10 +161,19 @@ func TestWrongBytesByRDMAFail(t *testing.T) {
 			t.Errorf("%s: %v, want ErrCorrupt", s.name, err)
 		}
 	}
-	s := r.subjects[len(r.subjects)-2].(*remoteSubject)
+	s := asRemote(t, r.subjects[len(r.subjects)-2])
 	s.pieces[0].Mem = r.slots[0] // not registered
 	must(t, s.Run(time.Millisecond, new(rounds.Times)))
 	if err := s.check(); !errors.Is(err, errdefs.ErrNotSupported) {
 		t.Errorf("%v, want ErrNotSupported", err)
 	}
+}
+
+func asRemote(t *testing.T, s rounds.Subject) *remoteSubject {
+	t.Helper()
+	r, ok := s.(*remoteSubject)
+	if !ok {
+		t.Fatalf("%T is not a remote subject", s)
+	}
+	return r
 }

@@ -90,8 +90,16 @@ func TestInterruptedRunReportsItsPoints(t *testing.T) {
 
 func TestOptionsOutOfRange(t *testing.T) {
 	for _, o := range []Options{
-		{Callers: []int{0}}, {Callers: []int{1025}}, {Bodies: []int64{0}}, {Bodies: []int64{-1}}, {Attachments: []int64{0}}, {Attachments: []int64{64 << 20}},
-		{Attachments: []int64{32 << 20}, Callers: []int{64}}, {Rounds: -1}, {Duration: -1}, {Timeout: -1},
+		{Callers: []int{0}},
+		{Callers: []int{1025}},
+		{Bodies: []int64{0}},
+		{Bodies: []int64{-1}},
+		{Attachments: []int64{0}},
+		{Attachments: []int64{64 << 20}},
+		{Attachments: []int64{32 << 20}, Callers: []int{64}},
+		{Rounds: -1},
+		{Duration: -1},
+		{Timeout: -1},
 	} {
 		if _, err := Run(t.Context(), o); !errors.Is(err, errdefs.ErrInvalid) {
 			t.Errorf("%+v: %v, want ErrInvalid", o, err)

@@ -3,7 +3,7 @@ package s3test
 import (
 	"encoding/pem"
 	"io"
-	"log"
+	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"net/http/httputil"
@@ -32,28 +32,28 @@ type Proxy struct {
 }
 
 // NewProxy starts a proxy. The end of the test stops it.
-func NewProxy(t testing.TB, backend string) *Proxy {
-	t.Helper()
-	return newProxy(t, backend, (*httptest.Server).Start)
+func NewProxy(tb testing.TB, backend string) *Proxy {
+	tb.Helper()
+	return newProxy(tb, backend, (*httptest.Server).Start)
 }
 
 // NewTLSProxy starts a proxy with TLS. It returns also the file with its authority, in PEM.
-func NewTLSProxy(t testing.TB, backend string) (p *Proxy, caFile string) {
-	t.Helper()
-	p = newProxy(t, backend, (*httptest.Server).StartTLS)
-	caFile = filepath.Join(t.TempDir(), "ca.pem")
+func NewTLSProxy(tb testing.TB, backend string) (p *Proxy, caFile string) {
+	tb.Helper()
+	p = newProxy(tb, backend, (*httptest.Server).StartTLS)
+	caFile = filepath.Join(tb.TempDir(), "ca.pem")
 	encoded := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: p.server.Certificate().Raw})
 	if err := os.WriteFile(caFile, encoded, 0o600); err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	return p, caFile
 }
 
-func newProxy(t testing.TB, backend string, start func(*httptest.Server)) *Proxy {
-	t.Helper()
+func newProxy(tb testing.TB, backend string, start func(*httptest.Server)) *Proxy {
+	tb.Helper()
 	to, err := url.Parse(backend)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	transport := &http.Transport{MaxIdleConnsPerHost: 256}
 	p := &Proxy{}
@@ -67,10 +67,10 @@ func newProxy(t testing.TB, backend string, start func(*httptest.Server)) *Proxy
 		ErrorHandler:   func(w http.ResponseWriter, _ *http.Request, _ error) { w.WriteHeader(http.StatusBadGateway) },
 	}
 	p.server = httptest.NewUnstartedServer(p)
-	p.server.Config.ErrorLog = log.New(io.Discard, "", 0) // of handshakes that tests let fail
+	p.server.Config.ErrorLog = slog.NewLogLogger(slog.DiscardHandler, slog.LevelError) // of handshakes that tests let fail
 	start(p.server)
 	p.URL = p.server.URL
-	t.Cleanup(func() {
+	tb.Cleanup(func() {
 		p.Set(nil)
 		p.server.CloseClientConnections()
 		p.server.Close()

@@ -149,7 +149,7 @@ func newCutter(t *testing.T, to string, limit int) *cutter {
 }
 
 func (c *cutter) close() {
-	_ = c.Listener.Close() // Accept returns
+	_ = c.Close() // Accept returns
 	c.group.Wait()
 }
 

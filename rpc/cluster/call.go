@@ -416,7 +416,7 @@ func (q *call) end(last *outcome, err error) (rpc.Response, error) {
 	}
 	c.stats.Failed++
 	var e *rpc.Error // all errors are an *rpc.Error, except errBudget
-	if unavailable := errors.As(err, &e); last != nil && !(unavailable && last.unreachable) && errors.As(last.err, &e) {
+	if unavailable := errors.As(err, &e); last != nil && (!unavailable || !last.unreachable) && errors.As(last.err, &e) {
 		e = &rpc.Error{Code: e.Code, Text: fmt.Sprintf("server %s, attempt %d: %s", last.a.s.member.Name, q.attempts, e.Text), Cause: e.Cause}
 	}
 	e.Cause = q.cause(e.Cause)

@@ -393,8 +393,16 @@ func TestHealthCheck(t *testing.T) {
 func TestWrongOptions(t *testing.T) {
 	list := nodes(t, 1)
 	for _, o := range []cluster.Options{
-		{Policy: 3}, {MaxAttempts: -1}, {RetryShare: -1}, {RetryShare: 2}, {BackupAfter: 1}, {BackupAfter: -1, Idempotent: anyMethod},
-		{CheckInterval: -1}, {Failures: -1}, {MinEject: -1}, {Client: rpc.ClientOptions{MaxIdle: -1}},
+		{Policy: 3},
+		{MaxAttempts: -1},
+		{RetryShare: -1},
+		{RetryShare: 2},
+		{BackupAfter: 1},
+		{BackupAfter: -1, Idempotent: anyMethod},
+		{CheckInterval: -1},
+		{Failures: -1},
+		{MinEject: -1},
+		{Client: rpc.ClientOptions{MaxIdle: -1}},
 	} {
 		if _, err := cluster.New(of(list...), o); !errors.Is(err, errdefs.ErrInvalid) {
 			t.Errorf("%+v: %v", o, err)

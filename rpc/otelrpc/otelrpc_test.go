@@ -145,7 +145,8 @@ func TestClientOfBrpc(t *testing.T) {
 		parent      string
 	}{
 		{-2, 0x12345, "0000000000000000fffffffffffffffe 0000000000012345"},
-		{0, 5, ""}, {5, 0, ""}, // no span of a client: the sampler decides
+		{0, 5, ""},
+		{5, 0, ""}, // no span of a client: the sampler decides
 	} {
 		recorder.Reset()
 		if _, err := stub.Echo(t.Context(), &echo.EchoRequest{Message: proto.String("hello")}, rpc.WithTrace(c.trace, c.span, 0)); err != nil {

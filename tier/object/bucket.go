@@ -226,7 +226,10 @@ func (b *bucket) failed(ctx context.Context, err error) error {
 
 // attempt makes a request up to maxAttempts times.
 func (b *bucket) attempt(ctx context.Context, request func(ctx context.Context) error) error {
-	release := b.retry.GetInitialToken()
+	release, err := b.retry.GetAttemptToken(ctx)
+	if err != nil {
+		return err
+	}
 	for n := 1; ; n++ {
 		b.requests.Add(1)
 		err := request(ctx)

@@ -318,7 +318,7 @@ func exchange(t *testing.T, plan *fault.Plan) {
 			if plan.Injected() == 0 {
 				t.Errorf("%v, %v", refusal, err)
 			}
-			<-accepted
+			_ = <-accepted
 			return
 		}
 		var done atomic.Int64
@@ -338,6 +338,6 @@ func exchange(t *testing.T, plan *fault.Plan) {
 		if err != nil && plan.Injected() == 0 {
 			t.Error(err)
 		}
-		<-accepted
+		_ = <-accepted
 	})
 }

@@ -31,8 +31,9 @@ const (
 
 const (
 	markerVersion = 1
-	groupsVersion = 2       // several page groups; earlier builds refuse it
-	MaxMarker     = 4 << 20 // in bytes; 4096 shards take 50,000 per group
+	groupsVersion = 2 // several page groups; earlier builds refuse it
+	// MaxMarker is the largest size of a marker. 4,096 shards take 50,000 bytes per group.
+	MaxMarker = 4 << 20
 )
 
 // Kind is the way in which a directory stores blocks. It is part of the marker.

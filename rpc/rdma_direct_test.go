@@ -45,7 +45,11 @@ func newDirect(t *testing.T, f *fabric, onDevice bool, change func(o *rpc.RDMAOp
 	}
 	v, err := rpc.NewService(echo.File_rpc_echo_echo_proto.Services().Get(0), map[string]rpc.Handler{
 		"Echo": func(ctx context.Context, m proto.Message) (proto.Message, error) {
-			r := &echo.EchoResponse{Message: m.(*echo.EchoRequest).Message}
+			request, ok := m.(*echo.EchoRequest)
+			if !ok {
+				return nil, rpc.Errorf(rpc.BadRequest, "%T", m)
+			}
+			r := &echo.EchoResponse{Message: request.Message}
 			if r.GetMessage() == "small" {
 				return r, nil
 			}
@@ -244,7 +248,9 @@ func TestDefectCancelledCallLeavesTransfers(t *testing.T) {
 	}
 	moved := m.moved.Load()
 	clear(memory.Bytes())
-	<-ended
+	if err := <-ended; err != nil {
+		t.Logf("the handler: %v", err)
+	}
 	time.Sleep(20 * time.Millisecond)
 	if m.moved.Load() != moved || !bytes.Equal(memory.Bytes(), make([]byte, 2*longBytes)) {
 		t.Error("the memory was written after the call had returned")

@@ -3,6 +3,7 @@ package rpc_test
 import (
 	"context"
 	"encoding/binary"
+	"fmt"
 	"math/rand/v2"
 	"sync/atomic"
 	"testing"
@@ -36,7 +37,11 @@ func (d *countedDevice) OpenQueue(o device.QueueOptions) (device.Queue, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &countedQueue{q.(device.BatchCopier), d}, nil
+	copier, ok := q.(device.BatchCopier)
+	if !ok {
+		return nil, fmt.Errorf("%T does not copy batches", q)
+	}
+	return &countedQueue{copier, d}, nil
 }
 
 func (d *countedDevice) NeedsFlush() (bool, error) { return true, nil }

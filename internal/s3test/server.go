@@ -51,28 +51,28 @@ func (s *Server) URL() string { return "http://" + s.Addr }
 
 // Setenv sets the environment variables with the credentials of the servers until the end of the
 // test.
-func Setenv(t testing.TB) {
+func Setenv(tb testing.TB) {
 	for name, value := range map[string]string{
 		"AWS_ACCESS_KEY_ID": AccessKey, "AWS_SECRET_ACCESS_KEY": SecretKey, "AWS_EC2_METADATA_DISABLED": "true",
 		"AWS_CONFIG_FILE": "/dev/null", "AWS_SHARED_CREDENTIALS_FILE": "/dev/null",
 	} {
-		t.Setenv(name, value)
+		tb.Setenv(name, value)
 	}
 }
 
 // Start starts the server with a name and an empty bucket, and stops it at the end of the test. It
 // skips the test if the server is not installed.
-func Start(t testing.TB, name string) *Server {
-	t.Helper()
-	s := &Server{Name: name, Addr: freeAddr(t)}
+func Start(tb testing.TB, name string) *Server {
+	tb.Helper()
+	s := &Server{Name: name, Addr: freeAddr(tb)}
 	_, port, _ := net.SplitHostPort(s.Addr)
 	switch name {
 	case "versitygw":
 		s.env, s.binary = VersityEnv, os.Getenv(VersityEnv)
-		s.Dir = t.TempDir()
+		s.Dir = tb.TempDir()
 		s.args = []string{"--port", s.Addr, "--access", AccessKey, "--secret", SecretKey, "--quiet", "posix", s.Dir}
 		if err := os.Mkdir(filepath.Join(s.Dir, Bucket), 0o700); err != nil {
-			t.Fatal(err)
+			tb.Fatal(err)
 		}
 	case "moto":
 		s.env, s.binary = MotoEnv, ""
@@ -82,18 +82,18 @@ func Start(t testing.TB, name string) *Server {
 		s.args = []string{"-H", "127.0.0.1", "-p", port}
 	}
 	if s.binary == "" {
-		testkit.Skip(t, name, s.env+` is not set; "make object" sets it`)
+		testkit.Skip(tb, name, s.env+` is not set; "make object" sets it`)
 	}
-	t.Cleanup(s.Stop)
-	s.Start(t)
+	tb.Cleanup(s.Stop)
+	s.Start(tb)
 	if name == "moto" { // it does not check credentials
-		request, err := http.NewRequestWithContext(t.Context(), http.MethodPut, s.URL()+"/"+Bucket, http.NoBody)
+		request, err := http.NewRequestWithContext(tb.Context(), http.MethodPut, s.URL()+"/"+Bucket, http.NoBody)
 		if err != nil {
-			t.Fatal(err)
+			tb.Fatal(err)
 		}
 		answer, err := http.DefaultClient.Do(request)
 		if err != nil {
-			t.Fatal(err)
+			tb.Fatal(err)
 		}
 		_ = answer.Body.Close()
 		http.DefaultClient.CloseIdleConnections()
@@ -103,12 +103,12 @@ func Start(t testing.TB, name string) *Server {
 
 // Start starts the server again after Stop, and waits until it accepts connections. The server of
 // moto is then empty.
-func (s *Server) Start(t testing.TB) {
-	t.Helper()
+func (s *Server) Start(tb testing.TB) {
+	tb.Helper()
 	cmd := exec.CommandContext(context.Background(), s.binary, s.args...)
 	cmd.Stdout, cmd.Stderr = &s.output, &s.output
 	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	s.cmd = cmd
 	for end := time.Now().Add(testkit.Patience()); ; time.Sleep(5 * time.Millisecond) {
@@ -118,7 +118,7 @@ func (s *Server) Start(t testing.TB) {
 			return
 		}
 		if time.Now().After(end) {
-			t.Fatalf("%s does not start: %v", s.Name, err)
+			tb.Fatalf("%s does not start: %v", s.Name, err)
 		}
 	}
 }
@@ -156,11 +156,11 @@ func (s *Server) Path(name string) string { return filepath.Join(s.Dir, Bucket, 
 
 // FlipBit changes a bit in the file of an object of versitygw, as a defective disk does: the ETag
 // stays the same.
-func (s *Server) FlipBit(t testing.TB, name string, offset int64) {
-	t.Helper()
+func (s *Server) FlipBit(tb testing.TB, name string, offset int64) {
+	tb.Helper()
 	f, err := os.OpenFile(s.Path(name), os.O_RDWR, 0)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	var b [1]byte
 	_, err = f.ReadAt(b[:], offset)
@@ -169,24 +169,24 @@ func (s *Server) FlipBit(t testing.TB, name string, offset int64) {
 		_, err = f.WriteAt(b[:], offset)
 	}
 	if cerr := f.Close(); err != nil || cerr != nil {
-		t.Fatal(fmt.Errorf("flip a bit of %s: %w %w", name, err, cerr))
+		tb.Fatal(fmt.Errorf("flip a bit of %s: %w %w", name, err, cerr))
 	}
 }
 
 // freeAddr returns an address that no server listens on.
-func freeAddr(t testing.TB) string {
-	t.Helper()
+func freeAddr(tb testing.TB) string {
+	tb.Helper()
 	l, err := new(net.ListenConfig).Listen(context.Background(), "tcp", "127.0.0.1:0")
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	defer func() { _ = l.Close() }()
 	return l.Addr().String()
 }
 
 // Objects returns the names of all objects of versitygw.
-func (s *Server) Objects(t testing.TB) (names []string) {
-	t.Helper()
+func (s *Server) Objects(tb testing.TB) (names []string) {
+	tb.Helper()
 	root := filepath.Join(s.Dir, Bucket)
 	err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
 		if err == nil && d.Type().IsRegular() {
@@ -195,7 +195,7 @@ func (s *Server) Objects(t testing.TB) (names []string) {
 		return err
 	})
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	return names
 }

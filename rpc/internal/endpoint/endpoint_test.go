@@ -290,12 +290,12 @@ func exchange(t *testing.T, plan *fault.Plan) {
 		a, b := newSide(t, p, "soft0", 8), newSide(t, p, "soft0", 8)
 		a.options.Stall, b.options.Stall = 5*time.Second, 5*time.Second
 		nc, ns := tcp(t)
-		accepted := make(chan error, 1)
+		accepted := make(chan struct{})
 		go func() {
-			e, refusal, err := endpoint.Accept(context.Background(), ns, &b.options, 5*time.Second)
+			defer close(accepted)
+			e, _, err := endpoint.Accept(context.Background(), ns, &b.options, 5*time.Second)
 			if e == nil {
 				_ = ns.Close()
-				accepted <- errors.Join(refusal, err)
 				return
 			}
 			var c chain.Chain
@@ -310,7 +310,6 @@ func exchange(t *testing.T, plan *fault.Plan) {
 				err = e.Receive(&c, 5*time.Second) // the end
 			}
 			e.Close(err)
-			accepted <- err
 		}()
 		e, refusal, err := endpoint.Dial(t.Context(), nc, hello.V3, &a.options)
 		if e == nil {
@@ -318,7 +317,7 @@ func exchange(t *testing.T, plan *fault.Plan) {
 			if plan.Injected() == 0 {
 				t.Errorf("%v, %v", refusal, err)
 			}
-			_ = <-accepted
+			<-accepted
 			return
 		}
 		var done atomic.Int64
@@ -338,6 +337,6 @@ func exchange(t *testing.T, plan *fault.Plan) {
 		if err != nil && plan.Injected() == 0 {
 			t.Error(err)
 		}
-		_ = <-accepted
+		<-accepted
 	})
 }

@@ -220,7 +220,11 @@ func echoAttachments(t *testing.T, look func(c *rpc.Call) error) *rpc.Service {
 				}
 			}
 			c.Reply.Attachment = c.Attachment.Cut(c.Attachment.Len())
-			return &echo.EchoResponse{Message: m.(*echo.EchoRequest).Message}, nil
+			request, ok := m.(*echo.EchoRequest)
+			if !ok {
+				return nil, fmt.Errorf("%T is not an EchoRequest", m)
+			}
+			return &echo.EchoResponse{Message: request.Message}, nil
 		},
 	})
 	must(t, err)

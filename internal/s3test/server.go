@@ -52,6 +52,7 @@ func (s *Server) URL() string { return "http://" + s.Addr }
 // Setenv sets the environment variables with the credentials of the servers until the end of the
 // test.
 func Setenv(tb testing.TB) {
+	tb.Helper()
 	for name, value := range map[string]string{
 		"AWS_ACCESS_KEY_ID": AccessKey, "AWS_SECRET_ACCESS_KEY": SecretKey, "AWS_EC2_METADATA_DISABLED": "true",
 		"AWS_CONFIG_FILE": "/dev/null", "AWS_SHARED_CREDENTIALS_FILE": "/dev/null",

@@ -34,20 +34,20 @@ func behind(t *testing.T) (*s3test.Server, *s3test.Proxy, object.Config) {
 	return s, p, c
 }
 
-func put(t testing.TB, tr *object.Tier, f block.Format, i, version int) error {
-	t.Helper()
-	image := tiertest.Buffer(t, f.Layout.ImageBytes())
-	tiertest.Seal(t, f, image.Bytes(), tiertest.Key(i), version)
-	return tr.Put(t.Context(), tiertest.Key(i), image)
+func put(tb testing.TB, tr *object.Tier, f block.Format, i, version int) error {
+	tb.Helper()
+	image := tiertest.Buffer(tb, f.Layout.ImageBytes())
+	tiertest.Seal(tb, f, image.Bytes(), tiertest.Key(i), version)
+	return tr.Put(tb.Context(), tiertest.Key(i), image)
 }
 
-func get(t testing.TB, tr *object.Tier, f block.Format, i int) error {
-	t.Helper()
-	dst := tiertest.Buffer(t, f.Layout.ImageBytes())
-	if err := tr.Get(t.Context(), tiertest.Key(i), dst); err != nil {
+func get(tb testing.TB, tr *object.Tier, f block.Format, i int) error {
+	tb.Helper()
+	dst := tiertest.Buffer(tb, f.Layout.ImageBytes())
+	if err := tr.Get(tb.Context(), tiertest.Key(i), dst); err != nil {
 		return err
 	}
-	must(t, tiertest.Check(f, dst.Bytes(), tiertest.Key(i), 0))
+	must(tb, tiertest.Check(f, dst.Bytes(), tiertest.Key(i), 0))
 	return nil
 }
 

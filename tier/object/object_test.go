@@ -32,14 +32,14 @@ func config(endpoint, prefix string, f block.Format) object.Config {
 	}
 }
 
-func open(t testing.TB, c object.Config) *object.Tier {
-	t.Helper()
-	tr, err := object.Open(t.Context(), c)
-	must(t, err)
+func open(tb testing.TB, c object.Config) *object.Tier {
+	tb.Helper()
+	tr, err := object.Open(tb.Context(), c)
+	must(tb, err)
 	if len(tr.Notes()) > 0 {
-		t.Log(tr.Notes())
+		tb.Log(tr.Notes())
 	}
-	t.Cleanup(func() { must(t, tr.Close(context.Background())) })
+	tb.Cleanup(func() { must(tb, tr.Close(context.Background())) })
 	return tr
 }
 

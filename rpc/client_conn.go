@@ -35,10 +35,6 @@ type clientConn struct {
 	err     error
 }
 
-// postBytes is the length from which another goroutine writes a request, so that the caller's context
-// ends the call even if the server does not read.
-const postBytes = 128 << 10
-
 // pendingCall is a call that waits for its response.
 type pendingCall struct {
 	id      int64
@@ -53,6 +49,7 @@ type pendingCall struct {
 
 func newClientConn(c *Client, conn net.Conn) *clientConn {
 	out := newWriter(conn, c.o.Stall, c.o.MaxUnsentBytes)
+	out.prompt = true // the end of a caller's context ends the call, also if the server does not read
 	return &clientConn{c: c, conn: conn, out: out, streams: newStreamTable(out, c.o.MaxBodyBytes), pending: make(map[int64]*pendingCall)}
 }
 
@@ -108,7 +105,7 @@ func (c *clientConn) start(ctx context.Context, r *Request) (*pendingCall, error
 	if err := c.register(p); err != nil {
 		return nil, c.settle(p, notSent(err))
 	}
-	if err := c.send(ctx, meta, &r.message, o.attachment); err != nil {
+	if err := c.send(meta, &r.message, o.attachment); err != nil {
 		c.withdraw(p)
 		return nil, c.settle(p, err)
 	}
@@ -160,7 +157,7 @@ func (c *clientConn) withdraw(p *pendingCall) {
 
 // send queues a request. The first one of the connection has the credential. The caller still owns
 // the message and the attachment.
-func (c *clientConn) send(ctx context.Context, meta *pb.Meta, message *payload, attachment *chain.Chain) error {
+func (c *clientConn) send(meta *pb.Meta, message *payload, attachment *chain.Chain) error {
 	introduces := false
 	if len(c.c.o.Credential) > 0 && !c.introduced.Load() {
 		c.first.Lock()
@@ -187,9 +184,6 @@ func (c *clientConn) send(ctx context.Context, meta *pb.Meta, message *payload, 
 	}
 	if introduces {
 		defer c.introduced.Store(true) // after the frame is queued
-	}
-	if o.bytes >= postBytes && ctx.Done() != nil {
-		return c.out.post(o) // the call may end before the server reads the request
 	}
 	return c.out.write(o)
 }

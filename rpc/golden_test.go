@@ -94,15 +94,17 @@ func startServer(t *testing.T, o rpc.ServerOptions) (*rpc.Server, string) {
 // serve serves services on loopback until the end of the test and returns the address.
 func serve(t *testing.T, o rpc.ServerOptions, list ...*rpc.Service) (*rpc.Server, string) {
 	t.Helper()
+	return serveOn(t, listen(t, "tcp", "127.0.0.1:0"), o, list...)
+}
+
+// serveOn is serve on a listener.
+func serveOn(t *testing.T, l net.Listener, o rpc.ServerOptions, list ...*rpc.Service) (*rpc.Server, string) {
+	t.Helper()
 	s, err := rpc.NewServer(o)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if err := s.Register(list...); err != nil {
-		t.Fatal(err)
-	}
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
 		t.Fatal(err)
 	}
 	served := make(chan error, 1)

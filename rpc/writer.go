@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"os"
 	"runtime"
 	"sync"
 	"time"
@@ -21,6 +22,10 @@ const (
 	inHead = 512
 	// flushBytes is the number of bytes after which a write begins even if more frames wait.
 	flushBytes = 1 << 20
+	// soonBytes is the length up to which a prompt writer writes frames itself, and soonWait the time
+	// after which another goroutine goes on.
+	soonBytes = 64 << 10
+	soonWait  = 20 * time.Millisecond
 )
 
 // output is a frame that waits to be written.
@@ -66,9 +71,10 @@ func newOutput(t transport, kind frame.Kind, meta proto.Message, message []byte,
 
 // writer writes frames to a connection, several by one system call. If no write is in progress,
 // write writes the frame itself. Otherwise it queues the frame, and another goroutine writes the
-// queue.
+// queue. A prompt writer does not let its callers wait for the peer.
 type writer struct {
 	conn      net.Conn
+	prompt    bool
 	stall     time.Duration
 	max       int64     // bytes that may wait; at twice as many the connection is closed
 	transport transport // nil: conn carries the frames
@@ -107,24 +113,56 @@ func (w *writer) write(o output) error {
 		runtime.Gosched() // other goroutines may add frames
 	}
 	w.mu.Lock()
-	err = w.flushPending()
-	if len(w.pending) == 0 {
-		w.busy = false
-		w.mu.Unlock()
-		return err
-	}
+	batch := w.take()
+	err = w.err
 	w.mu.Unlock()
-	go w.drain()
-	return err
-}
-
-// post is like write, but another goroutine writes, so that it does not wait for the peer.
-func (w *writer) post(o output) error {
-	first, err := w.enqueue(o)
-	if first && err == nil {
+	switch {
+	case err != nil || !w.prompt:
+		err = w.flush(&batch, err)
+	case batch.bytes > soonBytes || w.transport != nil || !w.out.Vectored():
+		go w.complete(&batch)
+		return nil
+	default:
+		if err = w.flushSoon(&batch); errors.Is(err, os.ErrDeadlineExceeded) {
+			batch.begun = true
+			go w.complete(&batch)
+			return nil
+		}
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.done(&batch, err)
+	if w.busy = len(w.pending) > 0; w.busy {
 		go w.drain()
 	}
 	return err
+}
+
+// batch has frames that are written together.
+type batch struct {
+	frames []output
+	bytes  int64
+	begun  bool // flushSoon has written a part
+}
+
+// take takes the queued frames. The caller holds mu.
+func (w *writer) take() batch {
+	b := batch{frames: w.pending}
+	w.pending, w.free = w.free, nil
+	for i := range b.frames {
+		b.bytes += b.frames[i].bytes
+	}
+	return b
+}
+
+// complete writes a batch, or the rest of it, and the frames that were queued since then. The
+// caller has set busy.
+func (w *writer) complete(b *batch) {
+	err := w.flush(b, nil)
+	w.mu.Lock()
+	w.done(b, err)
+	w.mu.Unlock()
+	w.drain()
 }
 
 // enqueue adds a frame to the queue. It reports whether the caller must write the queue.
@@ -156,38 +194,20 @@ func (w *writer) enqueue(o output) (first bool, err error) {
 func (w *writer) drain() {
 	w.mu.Lock()
 	for len(w.pending) > 0 {
-		_ = w.flushPending() // later writes return the error
+		b, err := w.take(), w.err
+		w.mu.Unlock()
+		err = w.flush(&b, err)
+		w.mu.Lock()
+		w.done(&b, err) // later writes return the error
 	}
 	w.busy = false
 	w.mu.Unlock()
 }
 
-// flushPending writes the queued frames. The caller holds mu, which is released during the write.
-func (w *writer) flushPending() error {
-	batch, err := w.pending, w.err
-	w.pending = w.free
-	w.mu.Unlock()
-	var bytes int64
-	for i := range batch {
-		bytes += batch[i].bytes
-	}
-	if err == nil {
-		err = w.flush(batch...)
-	} else {
-		for i := range batch {
-			batch[i].drop()
-		}
-	}
-	clear(batch)
-	w.mu.Lock()
-	w.free = batch[:0]
-	w.done(bytes, err)
-	return err
-}
-
 // done counts frames as written. The caller holds mu.
-func (w *writer) done(bytes int64, err error) {
-	w.bytes -= bytes
+func (w *writer) done(b *batch, err error) {
+	w.bytes -= b.bytes
+	w.free = b.frames[:0]
 	if w.err == nil && err != nil {
 		w.err = err
 		_ = w.conn.Close() // so that the reader of the connection returns
@@ -211,34 +231,60 @@ func (w *writer) close(err error) {
 	_ = w.conn.Close() // its error does not matter: the connection is not used any more
 }
 
-// flush writes and releases frames. It releases them after errors too.
-func (w *writer) flush(batch ...output) error {
-	if w.transport != nil {
-		return w.transport.send(batch)
+// flush writes and releases frames, unless there was an error. It releases them after errors too.
+func (w *writer) flush(b *batch, err error) error {
+	if err == nil && w.transport != nil {
+		err = w.transport.send(b.frames)
+		clear(b.frames)
+		return err
 	}
-	err := w.extend()
-	for i := range batch {
-		if err == nil {
-			err = w.add(&batch[i])
-		}
+	if err == nil {
+		err = w.extend(w.stall-w.stall/16, w.stall)
+	}
+	if err == nil && !b.begun {
+		err = w.addAll(b)
 	}
 	if err == nil {
 		err = w.out.Flush()
 	}
-	for i := range batch {
-		batch[i].drop()
+	b.drop()
+	return err
+}
+
+// flushSoon is like flush for at most soonBytes to a socket. After soonWait it returns
+// os.ErrDeadlineExceeded and keeps the frames, for complete.
+func (w *writer) flushSoon(b *batch) error {
+	err := w.extend(soonWait/2, soonWait)
+	if err == nil {
+		err = w.addAll(b) // writes nothing
+	}
+	if err == nil {
+		err = w.out.FlushSoon()
+	}
+	if !errors.Is(err, os.ErrDeadlineExceeded) {
+		b.drop()
 	}
 	return err
 }
 
-// extend sets the deadline of the next write, unless it is late enough.
-func (w *writer) extend() error {
+// extend sets the deadline of the next write to most from now, unless it is between least and most.
+func (w *writer) extend(least, most time.Duration) error {
 	now := time.Now()
-	if w.until.Sub(now) >= w.stall-w.stall/16 {
+	if left := w.until.Sub(now); left >= least && left <= most {
 		return nil
 	}
-	w.until = now.Add(w.stall)
+	w.until = now.Add(most)
 	return w.conn.SetWriteDeadline(w.until)
+}
+
+// addAll appends frames to the next write.
+func (w *writer) addAll(b *batch) error {
+	for i := range b.frames {
+		if err := w.add(&b.frames[i]); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // add appends a frame to the next write.
@@ -274,11 +320,19 @@ func (w *writer) put(p []byte) error {
 		if w.out.Buffered() < flushBytes {
 			continue
 		}
-		if err := errors.Join(w.out.Flush(), w.extend()); err != nil {
+		if err := errors.Join(w.out.Flush(), w.extend(w.stall-w.stall/16, w.stall)); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// drop releases the frames.
+func (b *batch) drop() {
+	for i := range b.frames {
+		b.frames[i].drop()
+	}
+	clear(b.frames)
 }
 
 // drop releases the memory and calls sent.

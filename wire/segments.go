@@ -1,9 +1,11 @@
 package wire
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"net"
+	"os"
 	"sync"
 )
 
@@ -27,7 +29,7 @@ type SegmentWriter struct {
 	buf      []byte      // copied bytes, in memory
 	from     int         // of buf: the start of bytes that are in no segment yet
 	segments net.Buffers // referenced bytes and parts of buf
-	write    net.Buffers // the rest of segments during Flush
+	write    net.Buffers // the rest of segments during a flush
 	bytes    int64
 	err      error
 }
@@ -102,6 +104,26 @@ func (s *SegmentWriter) Flush() error {
 	return s.send()
 }
 
+// Vectored reports whether a flush is one vectored write.
+func (s *SegmentWriter) Vectored() bool { return s.vectored }
+
+// FlushSoon is like Flush for a vectored writer. If the write deadline of the connection passes, it
+// returns os.ErrDeadlineExceeded, and the bytes stay referenced: the next call must be Flush, which
+// writes the rest.
+func (s *SegmentWriter) FlushSoon() error {
+	if s.err != nil || s.bytes == 0 {
+		return s.err
+	}
+	s.cut()
+	s.write = s.segments
+	_, err := s.write.WriteTo(s.w) // removes the written bytes from segments too
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		return os.ErrDeadlineExceeded
+	}
+	s.err = err
+	return s.end()
+}
+
 // send writes the segments.
 func (s *SegmentWriter) send() error {
 	s.cut()
@@ -115,6 +137,12 @@ func (s *SegmentWriter) send() error {
 			}
 		}
 	}
+	return s.end()
+}
+
+// end releases the memory after a flush.
+func (s *SegmentWriter) end() error {
+	s.write = nil
 	clear(s.segments) // so that it keeps no memory of the caller
 	s.segments, s.from, s.bytes = s.segments[:0], 0, 0
 	if s.memory != nil {

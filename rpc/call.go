@@ -31,10 +31,13 @@ type Call struct {
 	Reply Reply
 
 	closeConn bool
-	access    *access // to memory of the client; nil: none
-	table     *streamTable
-	wanted    *pb.StreamSettings // nil: the client requests no stream
-	streams   []*Stream
+	ran       bool // the handler was called
+
+	reportExecuted bool    // the client asks for Response.Executed
+	access         *access // to memory of the client; nil: none
+	table          *streamTable
+	wanted         *pb.StreamSettings // nil: the client requests no stream
+	streams        []*Stream
 }
 
 // Reply has the options of a response.
@@ -117,8 +120,11 @@ func TLSState(ctx context.Context) *tls.ConnectionState {
 // newCall returns the call of a request.
 func newCall(m *method, c *serverConn, meta *pb.Meta, attachment *chain.Chain) Call {
 	r := meta.GetRequest()
+	_, report := meta.GetUserFields()[executedField]
+	delete(meta.GetUserFields(), executedField)
 	return Call{
-		Service: m.service, Method: m.Name, Remote: c.conn.RemoteAddr(), Identity: c.identity, Attachment: attachment,
+		reportExecuted: report,
+		Service:        m.service, Method: m.Name, Remote: c.conn.RemoteAddr(), Identity: c.identity, Attachment: attachment,
 		Fields: meta.GetUserFields(), RequestID: r.GetRequestId(), LogID: r.GetLogId(),
 		table: c.streams, wanted: meta.GetStreamSettings(),
 		TraceID: r.GetTraceId(), SpanID: r.GetSpanId(), ParentSpanID: r.GetParentSpanId(),

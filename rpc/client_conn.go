@@ -49,7 +49,6 @@ type pendingCall struct {
 
 func newClientConn(c *Client, conn net.Conn) *clientConn {
 	out := newWriter(conn, c.o.Stall, c.o.MaxUnsentBytes)
-	out.prompt = true // the end of a caller's context ends the call, also if the server does not read
 	return &clientConn{c: c, conn: conn, out: out, streams: newStreamTable(out, c.o.MaxBodyBytes), pending: make(map[int64]*pendingCall)}
 }
 

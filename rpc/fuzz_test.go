@@ -231,7 +231,7 @@ func FuzzStream(f *testing.F) {
 			if _, b, err = r.Next(); err == nil {
 				err = table.read(r, b)
 			}
-			if s.sent < s.consumed || table.queued > 1000+messageBytes {
+			if s.sent < s.consumed || table.queued > 1000+pieceBytes {
 				t.Fatalf("%d bytes consumed of %d sent, %d queued", s.consumed, s.sent, table.queued)
 			}
 		}

@@ -411,7 +411,7 @@ func streamFrame(t *testing.T, m *pb.StreamFrame, data []byte) []byte {
 // them. The server resets the stream, and the memory is bounded.
 func TestStreamFloods(t *testing.T) {
 	const limit = 4 << 20
-	for name, n := range map[string]int{"long messages": 64 << 10, "empty messages": 0} {
+	for name, n := range map[string]int{"long messages": 64 << 10, "empty messages": 0, "short messages": 1, "short pieces": 2} {
 		accepted := make(chan *rpc.Stream, 1)
 		s, addr := serve(t, rpc.ServerOptions{MaxBodyBytes: limit}, echo.NewEchoService(echoFunc(func(ctx context.Context, _ *echo.EchoRequest) (*echo.EchoResponse, error) {
 			list, err := rpc.FromContext(ctx).AcceptStreams(rpc.StreamOptions{})
@@ -425,7 +425,7 @@ func TestStreamFloods(t *testing.T) {
 			t.Fatal(err)
 		}
 		id, before, data := next(t, conn).stream.GetSourceStreamId(), heapBytes(), make([]byte, n)
-		chunk := bytes.Repeat(streamFrame(t, &pb.StreamFrame{StreamId: &id, FrameType: proto.Int32(3)}, data), 4<<20/(n+50))
+		chunk := bytes.Repeat(streamFrame(t, &pb.StreamFrame{StreamId: &id, FrameType: proto.Int32(3), HasContinuation: proto.Bool(n == 2)}, data), 4<<20/(n+50))
 		for range 8 {
 			if _, err := conn.Write(chunk); err != nil {
 				t.Fatal(err)

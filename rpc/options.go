@@ -7,6 +7,7 @@ type CallOption func(*callOptions)
 
 type callOptions struct {
 	attachment                           *chain.Chain
+	reportExecuted                       bool
 	fields                               map[string]string
 	compression                          Compression
 	content                              Content
@@ -28,6 +29,11 @@ func WithAttachment(c *chain.Chain) CallOption { return func(o *callOptions) { o
 // dropped. The caller releases c.
 func ReceiveAttachment(c *chain.Chain) CallOption {
 	return func(o *callOptions) { o.gotAttachment = c }
+}
+
+// ReportExecuted asks the server for Response.Executed, by a user field.
+func ReportExecuted() CallOption {
+	return func(o *callOptions) { o.reportExecuted = true }
 }
 
 // WithFields sends user fields.

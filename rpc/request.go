@@ -16,6 +16,10 @@ import (
 // that it is safe to repeat the call. It wraps the cause.
 var ErrNotSent = errors.New("the request was not sent")
 
+// executedField is the user field of a request that asks for Executed, and of a response that reports
+// it.
+const executedField = "kvlane-executed"
+
 // notSent adds ErrNotSent to an error.
 func notSent(err error) error {
 	e := (*Error)(nil)
@@ -45,6 +49,12 @@ func NewRequest(method string, in proto.Message, options ...CallOption) (*Reques
 		set(&r.o)
 	}
 	r.o.fields = maps.Clone(r.o.fields)
+	if r.o.reportExecuted {
+		if r.o.fields == nil {
+			r.o.fields = make(map[string]string, 1)
+		}
+		r.o.fields[executedField] = ""
+	}
 	if given := r.o.attachment; given.Len() > 0 {
 		r.o.attachment = new(chain.Chain)
 		r.o.attachment.Append(given)
@@ -99,6 +109,14 @@ func (a Response) Err() error {
 	return nil
 }
 
+// Executed reports whether a handler has returned the error LogOff, LimitReached or Overcrowded.
+// Servers also refuse calls with these codes, before they run a handler. Only servers of this
+// package tell the two apart, for requests with ReportExecuted.
+func (a Response) Executed() bool {
+	_, ok := a.p.meta.GetUserFields()[executedField]
+	return ok
+}
+
 // Decode decodes the response into out, and stores the attachment and fields that the options of
 // the request name. It returns Err, or BadResponse for a response that does not decode. It releases
 // the response.
@@ -107,6 +125,7 @@ func (a Response) Decode(out proto.Message) error {
 	defer p.release()
 	if o.gotFields != nil {
 		*o.gotFields = p.meta.GetUserFields()
+		delete(*o.gotFields, executedField)
 	}
 	if err := a.Err(); err != nil {
 		return err

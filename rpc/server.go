@@ -176,6 +176,7 @@ func (s *Server) accept(conn net.Conn) {
 	c := &serverConn{s: s, conn: conn, out: newWriter(conn, s.o.Stall, s.o.MaxUnsentBytes)}
 	c.changed = sync.NewCond(&c.mu)
 	c.streams = newStreamTable(c.out, s.o.MaxBodyBytes)
+	c.streams.active = c.touch
 	c.ctx, c.cancel = context.WithCancel(context.WithValue(s.ctx, connKey{}, conn))
 	c.slot = s.slots.Take(func() { _ = conn.Close() }) // called to make space for another connection
 	s.mu.Lock()

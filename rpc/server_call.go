@@ -5,6 +5,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"strings"
 	"time"
 
 	"google.golang.org/protobuf/proto"
@@ -64,6 +66,13 @@ func (q *request) run() {
 	case err != nil:
 		if call != nil {
 			call.Reply.Attachment.Release()
+			if call.ran && call.reportExecuted && refuses(CodeOf(err)) {
+				q.fields = maps.Clone(q.fields)
+				if q.fields == nil {
+					q.fields = make(map[string]string, 1)
+				}
+				q.fields[executedField] = "1"
+			}
 		}
 		q.fail(err)
 	default:
@@ -109,7 +118,14 @@ func (q *request) handle() (*Call, proto.Message, error) {
 		ctx, cancel = context.WithDeadline(ctx, q.received.Add(time.Duration(ms)*time.Millisecond))
 		defer cancel()
 	}
-	response, err := s.intercept(m.Handle)(ctx, in)
+	h := m.Handle
+	if call.ran = len(s.o.Interceptors) == 0; !call.ran {
+		h = func(ctx context.Context, in proto.Message) (proto.Message, error) {
+			call.ran = true
+			return m.Handle(ctx, in)
+		}
+	}
+	response, err := s.intercept(h)(ctx, in)
 	return call, response, err
 }
 
@@ -129,7 +145,14 @@ func (q *request) decode(m *method) (proto.Message, error) {
 	}
 	content, compression := Content(q.meta.GetContentType()), Compression(q.meta.GetCompressType())
 	if err == nil {
+		decoded, ok := q.reserve(len(message), compression)
+		if !ok {
+			return nil, Errorf(Overcrowded, "the server has no memory to decompress the request")
+		}
 		err = decode(message, in, content, compression, q.c.s.o.MaxBodyBytes)
+		if enough := decoded(in); err == nil && !enough {
+			return nil, Errorf(Overcrowded, "the server has no memory for the decompressed request")
+		}
 	}
 	if err != nil {
 		sum := "none"
@@ -140,6 +163,33 @@ func (q *request) decode(m *method) (proto.Message, error) {
 			in.ProtoReflect().Descriptor().FullName(), content, compression, sum, len(message)), err}
 	}
 	return in, nil
+}
+
+// maxExpansion is the largest ratio of decompressed and compressed bytes, that of deflate.
+const maxExpansion = 1032
+
+// reserve reserves memory to decompress a message of n bytes. decoded then replaces it by that of the
+// message, until the request is freed. Both report whether there is enough.
+func (q *request) reserve(n int, c Compression) (decoded func(proto.Message) bool, ok bool) {
+	if c == NoCompression {
+		return func(proto.Message) bool { return true }, true
+	}
+	s := q.c.s
+	most := min(maxExpansion*int64(n), s.o.MaxBodyBytes, s.o.MemoryBytes)
+	free, ok := s.budget.TryTake(most)
+	return func(m proto.Message) bool {
+		free()
+		release, ok := s.budget.TryTake(min(int64(proto.Size(m)), s.o.MemoryBytes))
+		if !ok {
+			return false
+		}
+		if compressed := q.release; compressed != nil {
+			q.release = func() { compressed(); release() }
+		} else {
+			q.release = release
+		}
+		return true
+	}, ok
 }
 
 // verify compares the checksum of a received message. Unknown types are refused.
@@ -226,6 +276,12 @@ func (q *request) responseMeta(code Code) *pb.Meta {
 	return m
 }
 
+// maxErrorText is the length in bytes to which the text of an error is cut.
+const maxErrorText = 64 << 10
+
+// refuses reports whether servers refuse calls with this code.
+func refuses(c Code) bool { return c == LogOff || c == LimitReached || c == Overcrowded }
+
 // fail sends an error: "[ADDRESS][E<code>]text", or without the code for errors that have none.
 func (q *request) fail(err error) {
 	s := q.c.s
@@ -237,8 +293,11 @@ func (q *request) fail(err error) {
 		text = fmt.Sprintf("[E%d]%s", code, e.Text)
 	}
 	s.failed.Add(1)
-	if code == LogOff || code == LimitReached || code == Overcrowded {
+	if refuses(code) {
 		s.rejected.Add(1)
+	}
+	if len(text) > maxErrorText {
+		text = strings.ToValidUTF8(text[:maxErrorText], "") + " (shortened)"
 	}
 	meta := q.responseMeta(code)
 	meta.Response.ErrorText = proto.String(fmt.Sprintf("[%s]%s", q.c.conn.LocalAddr(), text))

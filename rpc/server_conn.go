@@ -113,6 +113,11 @@ func (c *serverConn) request(in frameSource, meta *pb.Meta, metaBytes int64) err
 	}
 	c.slot.Busy()
 	c.s.requests.Add(1)
+	if !c.trusted {
+		if err := c.authenticate(meta); err != nil {
+			return c.deny(in, meta, err)
+		}
+	}
 	release, err := c.s.budget.Take(c.s.ctx, min(in.Left()+metaCost*metaBytes, c.s.o.MemoryBytes))
 	if err != nil {
 		return err
@@ -138,21 +143,26 @@ func (c *serverConn) request(in frameSource, meta *pb.Meta, metaBytes int64) err
 		q.end()
 		return err
 	}
-	if !c.trusted {
-		if err := c.authenticate(meta); err != nil {
-			q.send(&pb.Meta{
-				Response:      &pb.Response{ErrorCode: proto.Int32(int32(Unauthorized)), ErrorText: proto.String("Fail to authenticate")},
-				CorrelationId: proto.Int64(meta.GetCorrelationId()),
-			}, payload{}, nil)
-			return err
-		}
-	}
 	if a != nil {
 		c.beginAccess(meta.GetCorrelationId(), a)
 	}
 	c.s.group.Add(1)
 	go q.run()
 	return nil
+}
+
+// deny answers a request without a valid credential. It returns the error, which ends the connection.
+func (c *serverConn) deny(in frameSource, meta *pb.Meta, err error) error {
+	if skipped := in.Skip(); skipped != nil {
+		return skipped
+	}
+	c.begin()
+	q := &request{c: c, meta: meta}
+	q.send(&pb.Meta{
+		Response:      &pb.Response{ErrorCode: proto.Int32(int32(Unauthorized)), ErrorText: proto.String("Fail to authenticate")},
+		CorrelationId: proto.Int64(meta.GetCorrelationId()),
+	}, payload{}, nil)
+	return err
 }
 
 // authenticate checks the credential of the first request.
@@ -186,6 +196,15 @@ func (c *serverConn) end() {
 		c.slot.Idle()
 	}
 	c.changed.Broadcast()
+}
+
+// touch notes that a stream is in use, so that the connection does not count as idle for long.
+func (c *serverConn) touch() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.calls == 0 {
+		c.slot.Idle() // from now on
+	}
 }
 
 // drain waits until all calls have ended and their responses are written.

@@ -14,7 +14,8 @@ import (
 )
 
 // Handler handles a call. The request belongs to the handler. FromContext returns the attachment
-// and the options of the call. An *Error gives the code of a failure. Other errors become Internal.
+// and the options of the call. An *Error gives the code of a failure. Other errors become Internal. A
+// panic ends the process, unless an interceptor recovers it.
 type Handler func(ctx context.Context, request proto.Message) (response proto.Message, err error)
 
 // Interceptor wraps the handlers of a server. It calls next to run the handler or the next

@@ -21,8 +21,8 @@ const DefaultMaxBuffered = 2 << 20
 // can be sent between them.
 const segmentBytes = 1 << 20
 
-// messageBytes is the memory of a received message besides its data.
-const messageBytes = 64
+// pieceBytes is the memory that a received piece of a message takes at least: a block of a pool.
+const pieceBytes = 4 << 10
 
 // maxStreams limits the streams of a connection.
 const maxStreams = 1024
@@ -79,17 +79,20 @@ type Stream struct {
 	sent     int64 // bytes
 	consumed int64 // bytes of sent that the peer has consumed
 
-	sending  bool // a Send is in progress: segments of several messages must not mix
-	queue    []*chain.Chain
-	partial  *chain.Chain // segments of a message that is not complete
-	received int64        // bytes taken by Receive
-	reported int64        // part of received that was reported to the peer
+	sending bool // a Send is in progress: segments of several messages must not mix
+	queue   []received
+	partial *chain.Chain // segments of a message that is not complete
+
+	partialCost int64 // bytes that partial counts for
+	received    int64 // bytes taken by Receive
+	reported    int64 // part of received that was reported to the peer
 }
 
 // streamTable has the streams of a connection.
 type streamTable struct {
-	out *writer
-	max int64 // bytes of one message, and of all messages that wait for Receive
+	out    *writer
+	active func() // called for each received frame; may be nil
+	max    int64  // bytes of one message, and of all messages that wait for Receive
 
 	mu     sync.Mutex
 	next   int64
@@ -142,7 +145,7 @@ func (t *streamTable) close(err error) {
 func (t *streamTable) take(n int64) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.queued+n > t.max+messageBytes {
+	if t.queued+n > t.max+pieceBytes {
 		return false
 	}
 	t.queued += n
@@ -157,6 +160,9 @@ func (t *streamTable) give(n int64) {
 
 // read handles a frame of a stream. An error ends the connection.
 func (t *streamTable) read(in frameSource, meta []byte) error {
+	if t.active != nil {
+		t.active()
+	}
 	f := new(pb.StreamFrame)
 	if err := proto.Unmarshal(meta, f); err != nil {
 		return fmt.Errorf("decode a frame of a stream: %w: %w", errdefs.ErrInvalid, err)
@@ -179,7 +185,7 @@ func (t *streamTable) read(in frameSource, meta []byte) error {
 	case frameClose:
 		s.peerClosed(f.GetSourceStreamId())
 	case frameReset:
-		s.end(io.EOF)
+		s.peerReset()
 	}
 	return in.Skip()
 }
@@ -221,10 +227,7 @@ func streamIDs(m *pb.StreamSettings) []int64 {
 // data receives a piece of a message.
 func (s *Stream) data(in frameSource, f *pb.StreamFrame) error {
 	n := in.Left()
-	cost := n
-	if !f.GetHasContinuation() {
-		cost += messageBytes
-	}
+	cost := max(n, pieceBytes)
 	s.mu.Lock()
 	closed := s.state > streamOpen
 	var respond func(*chain.Chain) error
@@ -264,9 +267,10 @@ func (s *Stream) data(in frameSource, f *pb.StreamFrame) error {
 		s.partial = new(chain.Chain)
 	}
 	s.partial.Append(c)
+	s.partialCost += cost
 	if !f.GetHasContinuation() {
-		s.queue = append(s.queue, s.partial)
-		s.partial = nil
+		s.queue = append(s.queue, received{s.partial, s.partialCost})
+		s.partial, s.partialCost = nil, 0
 		s.changed.Broadcast()
 	}
 	return nil
@@ -311,6 +315,25 @@ func (s *Stream) sendFeedback(peer, consumed int64) {
 	}
 }
 
+// received is a message that waits for Receive.
+type received struct {
+	data *chain.Chain
+	cost int64 // bytes that it counts for
+}
+
+// peerReset handles a RST from the peer. It is the last frame of a close by this side. Otherwise
+// the peer ends the stream without its last messages.
+func (s *Stream) peerReset() {
+	s.mu.Lock()
+	closing := s.state == streamClosing
+	s.mu.Unlock()
+	if closing {
+		s.end(io.EOF)
+		return
+	}
+	s.end(&Error{EndOfFile, "the peer has reset the stream", nil})
+}
+
 // peerClosed handles a CLOSE from the peer. It sends one in return, or completes a close of this
 // side.
 func (s *Stream) peerClosed(peer int64) {
@@ -350,9 +373,9 @@ func (s *Stream) end(err error) {
 	}
 	s.state, s.err = streamEnded, err
 	if s.partial != nil {
-		s.table.give(s.partial.Len())
+		s.table.give(s.partialCost)
 		s.partial.Release()
-		s.partial = nil
+		s.partial, s.partialCost = nil, 0
 	}
 	s.changed.Broadcast()
 }
@@ -434,13 +457,14 @@ func (s *Stream) Receive(ctx context.Context) (*chain.Chain, error) {
 		return nil, callError(ctx, s.err)
 	}
 	m := s.queue[0]
+	s.queue[0] = received{}
 	s.queue = s.queue[1:]
-	s.received += m.Len()
+	s.received += m.data.Len()
 	consumed, peer := s.report(), s.peer
 	s.mu.Unlock()
-	s.table.give(m.Len() + messageBytes)
+	s.table.give(m.cost)
 	s.sendFeedback(peer, consumed)
-	return m, nil
+	return m.data, nil
 }
 
 // Close closes the stream in both directions. The peer receives the messages that were sent before.
@@ -452,8 +476,8 @@ func (s *Stream) Close() error {
 		s.state = streamClosing
 	}
 	for _, m := range s.queue {
-		s.table.give(m.Len() + messageBytes)
-		m.Release()
+		s.table.give(m.cost)
+		m.data.Release()
 	}
 	s.queue = nil
 	s.changed.Broadcast()

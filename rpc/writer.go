@@ -22,8 +22,8 @@ const (
 	inHead = 512
 	// flushBytes is the number of bytes after which a write begins even if more frames wait.
 	flushBytes = 1 << 20
-	// soonBytes is the length up to which a prompt writer writes frames itself, and soonWait the time
-	// after which another goroutine goes on.
+	// soonBytes is the length up to which write writes frames itself, and soonWait the time after which
+	// another goroutine goes on.
 	soonBytes = 64 << 10
 	soonWait  = 20 * time.Millisecond
 )
@@ -71,10 +71,9 @@ func newOutput(t transport, kind frame.Kind, meta proto.Message, message []byte,
 
 // writer writes frames to a connection, several by one system call. If no write is in progress,
 // write writes the frame itself. Otherwise it queues the frame, and another goroutine writes the
-// queue. A prompt writer does not let its callers wait for the peer.
+// queue. Callers wait for the peer for at most soonWait.
 type writer struct {
 	conn      net.Conn
-	prompt    bool
 	stall     time.Duration
 	max       int64     // bytes that may wait; at twice as many the connection is closed
 	transport transport // nil: conn carries the frames
@@ -117,7 +116,7 @@ func (w *writer) write(o output) error {
 	err = w.err
 	w.mu.Unlock()
 	switch {
-	case err != nil || !w.prompt:
+	case err != nil:
 		err = w.flush(&batch, err)
 	case batch.bytes > soonBytes || w.transport != nil || !w.out.Vectored():
 		go w.complete(&batch)

@@ -24,6 +24,14 @@ func NewBudget(bytes, small int64, limit time.Duration) *Budget {
 	return &Budget{bytes: bytes, free: semaphore.NewWeighted(bytes), small: small, limit: limit}
 }
 
+// TryTake reserves n bytes if they are free now. release releases them.
+func (b *Budget) TryTake(n int64) (release func(), ok bool) {
+	if n > b.small {
+		return func() { b.free.Release(n) }, b.free.TryAcquire(n)
+	}
+	return func() {}, true
+}
+
 // Take reserves n bytes and returns a function that releases them. It blocks until other requests
 // have released enough. It returns ErrBusy after the limit or when ctx ends; release then does
 // nothing.

@@ -87,9 +87,10 @@ func (b Block) Release() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if b.lease {
-		b.e.leases--
 		b.e.space.t.usage.Leased--
-		h.leased -= int64(len(b.e.image))
+		if b.e.leases--; b.e.leases == 0 {
+			h.leased -= int64(len(b.e.image))
+		}
 	}
 	b.e.unuse()
 }
@@ -119,12 +120,13 @@ func (s *Space) pin(key block.Key, lease bool) (Block, error) {
 	case e == nil || !e.ready:
 		s.t.usage.Misses++
 		return Block{}, fmt.Errorf("block %s: %w", key, errdefs.ErrNotFound)
-	case lease && s.h.leased+int64(len(e.image)) > s.h.o.CapacityBytes/2:
+	case lease && e.leases == 0 && s.h.leased+int64(len(e.image)) > s.h.o.CapacityBytes/2:
 		return Block{}, fmt.Errorf("lease block %s: leases have %d bytes of %d: %w", key, s.h.leased, s.h.o.CapacityBytes, errdefs.ErrBusy)
 	case lease:
-		e.leases++
+		if e.leases++; e.leases == 1 {
+			s.h.leased += int64(len(e.image))
+		}
 		s.t.usage.Leased++
-		s.h.leased += int64(len(e.image))
 	}
 	s.t.usage.Hits++
 	e.use()

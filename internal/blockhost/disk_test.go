@@ -107,7 +107,11 @@ func TestLeasesHaveHalfOfTheDisk(t *testing.T) {
 		must(t, err)
 		leases = append(leases, b)
 	}
-	for _, b := range leases {
+	again, err := s.LeasePrefix(t.Context(), []block.Key{{1}, {2}, {3}}) // a block counts once
+	if len(again) != 3 {
+		t.Errorf("%d of 3 blocks with leases are leased again: %v", len(again), err)
+	}
+	for _, b := range append(leases, again...) {
 		b.Release()
 	}
 	if u := h.Usage("a"); u.Leased != 0 {

@@ -129,6 +129,11 @@ func TestLeasesHaveHalfOfTheMemory(t *testing.T) {
 		if i < 2 {
 			must(t, err)
 			leases = append(leases, b)
+			for range 5 { // a block counts once
+				b, err := s.Lease(t.Context(), key)
+				must(t, err)
+				leases = append(leases, b)
+			}
 			wantErr(t, "delete a leased block", s.Delete(t.Context(), key), ErrLeased)
 		} else {
 			wantErr(t, "a lease beyond half of the memory", err, errdefs.ErrBusy)

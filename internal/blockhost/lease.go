@@ -67,25 +67,35 @@ func (s *Space) retain(ctx context.Context, keys []block.Key) ([]Block, error) {
 	h, t, n := s.h, s.t, s.format.Layout.ImageBytes()
 	h.mu.Lock()
 	most := h.o.Disk.TenantBytes / 2
-	if most > 0 {
-		keys = keys[:min(int64(len(keys)), max(0, most-t.retained)/n)]
+	asked := int64(0) // for keys without a lease
+	for i, key := range keys {
+		if s.retains[key] > 0 {
+			continue
+		}
+		if most > 0 && t.retained+asked+n > most {
+			keys = keys[:i]
+			break
+		}
+		asked += n
 	}
 	if len(keys) == 0 {
 		defer h.mu.Unlock()
 		return nil, fmt.Errorf("lease a block: leases have %d bytes of %d on disk: %w", t.retained, 2*most, errdefs.ErrBusy)
 	}
-	asked := n * int64(len(keys))
 	t.retained += asked // before the tier: another lease may come
 	h.mu.Unlock()
 	pins, err := s.disk.Retain(ctx, keys)
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	t.retained -= asked - n*int64(pins)
+	t.retained -= asked
 	t.usage.Hits += int64(pins)
 	t.usage.Leased += int64(pins)
 	blocks := make([]Block, pins)
 	for i := range blocks {
 		blocks[i] = Block{s: s, key: keys[i]}
+		if s.retains[keys[i]]++; s.retains[keys[i]] == 1 {
+			t.retained += n
+		}
 	}
 	return blocks, err
 }
@@ -98,8 +108,11 @@ func (b Block) releaseDisk() {
 	b.s.disk.Release([]block.Key{b.key})
 	b.s.h.mu.Lock()
 	defer b.s.h.mu.Unlock()
-	b.s.t.retained -= b.s.format.Layout.ImageBytes()
 	b.s.t.usage.Leased--
+	if b.s.retains[b.key]--; b.s.retains[b.key] == 0 {
+		delete(b.s.retains, b.key)
+		b.s.t.retained -= b.s.format.Layout.ImageBytes()
+	}
 }
 
 // deleteDisk deletes a block on disk, unless the block in memory may not be deleted.

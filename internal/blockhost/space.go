@@ -14,15 +14,16 @@ const maxSpaces = 1024
 
 // Space has the blocks of one identity of one tenant.
 type Space struct {
-	h      *Host
-	t      *tenant
-	format block.Format
-	blocks map[block.Key]*entry
-	users  int
-	used   uint64    // the host's uses when the last user left
-	disk   tier.Tier // nil: none. It is set once, before Host.Space returns the space
-	writes int       // to disk, queued or in progress
-	active int       // of writes, in progress
+	h       *Host
+	t       *tenant
+	format  block.Format
+	blocks  map[block.Key]*entry
+	retains map[block.Key]int // leases of blocks on disk
+	users   int
+	used    uint64    // the host's uses when the last user left
+	disk    tier.Tier // nil: none. It is set once, before Host.Space returns the space
+	writes  int       // to disk, queued or in progress
+	active  int       // of writes, in progress
 
 	reads chan struct{} // has an element for each read from disk in progress
 }
@@ -78,7 +79,7 @@ func (h *Host) space(name string, f block.Format) (_ *Space, closing <-chan stru
 		return nil, nil, fmt.Errorf("open identity %d of a tenant, of at most %d: %w", len(t.spaces)+1, h.maxSpaces(), errdefs.ErrNoSpace)
 	}
 	if s == nil {
-		s = &Space{h: h, t: t, format: f, blocks: make(map[block.Key]*entry), reads: make(chan struct{}, diskReads)}
+		s = &Space{h: h, t: t, format: f, blocks: make(map[block.Key]*entry), retains: make(map[block.Key]int), reads: make(chan struct{}, diskReads)}
 		t.spaces[f.Identity] = s
 	}
 	if !s.format.Layout.Equal(f.Layout) {

@@ -76,6 +76,8 @@ const (
 func judge(o *outcome, idempotent bool) verdict {
 	unsent := errors.Is(o.err, rpc.ErrNotSent)
 	switch code := rpc.CodeOf(o.err); {
+	case o.answered && o.response.Executed():
+		return verdict{health: healthy}
 	case o.answered && code == rpc.LogOff:
 		return verdict{retry: true, free: true, health: gone}
 	case o.answered && (code == rpc.LimitReached || code == rpc.Overcrowded):

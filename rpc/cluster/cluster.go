@@ -143,7 +143,7 @@ func (c *Client) Call(ctx context.Context, method string, in, out proto.Message,
 	if !ok && c.o.Policy == ConsistentHash {
 		return &rpc.Error{Code: rpc.BadRequest, Text: "the call has no key (cluster.WithKey)", Cause: errdefs.ErrInvalid}
 	}
-	r, err := rpc.NewRequest(method, in, options...)
+	r, err := rpc.NewRequest(method, in, append(slices.Clip(options), rpc.ReportExecuted())...)
 	if err != nil {
 		return err
 	}

@@ -5,8 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
+
+	"google.golang.org/protobuf/proto"
 
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/testkit"
@@ -418,5 +421,31 @@ func TestWrongOptions(t *testing.T) {
 	}
 	if _, err := ask(t.Context(), c); !errors.Is(err, errdefs.ErrClosed) || rpc.CodeOf(err) != rpc.FailedSocket {
 		t.Errorf("after Close: %v", err)
+	}
+}
+
+// A handler that has run returns the codes with which servers refuse calls. The call is not repeated.
+func TestHandlersThatReturnRefusalsRunOnce(t *testing.T) {
+	for _, code := range []rpc.Code{rpc.LogOff, rpc.LimitReached, rpc.Overcrowded} {
+		var runs atomic.Int64
+		list := nodes(t, 3)
+		for _, n := range list {
+			n.o.Interceptors = []rpc.Interceptor{func(ctx context.Context, in proto.Message, next rpc.Handler) (proto.Message, error) {
+				if _, err := next(ctx, in); err != nil {
+					return nil, err
+				}
+				runs.Add(1)
+				return nil, rpc.Errorf(code, "after the work")
+			}}
+			n.stop()
+			n.start()
+		}
+		c := newClient(t, of(list...), cluster.Options{RetryShare: 1})
+		if _, err := ask(t.Context(), c); rpc.CodeOf(err) != code || runs.Load() != 1 {
+			t.Errorf("%v: %d executions, %v", code, runs.Load(), err)
+		}
+		if s := c.Stats(); s.Retries != 0 || s.Servers[0].Ejections+s.Servers[1].Ejections+s.Servers[2].Ejections != 0 {
+			t.Errorf("%v: %+v", code, s)
+		}
 	}
 }

@@ -46,8 +46,8 @@ type node struct {
 	t       *testing.T
 	o       rpc.ServerOptions
 	address string
-	runs    atomic.Int64                                // executions of the handler
-	handle  atomic.Pointer[func(context.Context) error] // runs in the handler; nil: nothing
+	runs    atomic.Int64                                // calls
+	handle  atomic.Pointer[func(context.Context) error] // runs before the handler; nil: nothing
 
 	mu     sync.Mutex
 	server *rpc.Server
@@ -82,18 +82,22 @@ func (n *node) start() {
 
 func (n *node) serve(l net.Listener) {
 	n.t.Helper()
-	s, err := rpc.NewServer(n.o)
+	o := n.o
+	o.Interceptors = append(slices.Clone(o.Interceptors), func(ctx context.Context, in proto.Message, next rpc.Handler) (proto.Message, error) {
+		n.runs.Add(1)
+		if f := n.handle.Load(); f != nil {
+			if err := (*f)(ctx); err != nil {
+				return nil, err
+			}
+		}
+		return next(ctx, in)
+	})
+	s, err := rpc.NewServer(o)
 	must(n.t, err)
 	v, err := rpc.NewService(echo.File_rpc_echo_echo_proto.Services().Get(0), map[string]rpc.Handler{
 		"Echo": func(ctx context.Context, _ proto.Message) (proto.Message, error) {
-			n.runs.Add(1)
 			call := rpc.FromContext(ctx)
 			call.Reply.Attachment = call.Attachment.Cut(call.Attachment.Len())
-			if f := n.handle.Load(); f != nil {
-				if err := (*f)(ctx); err != nil {
-					return nil, err
-				}
-			}
 			return &echo.EchoResponse{Message: proto.String(n.address)}, nil
 		},
 	})

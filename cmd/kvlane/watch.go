@@ -37,9 +37,10 @@ func (f *watchFlags) around(cmd *cobra.Command) {
 	}
 }
 
-// serve starts the servers that the flags select. They run until stop is called. The returned
-// context has the served metrics.
+// serve starts the servers that the flags select. They run until stop is called, also after the end of
+// ctx, while the command closes what it has open. The returned context has the served metrics.
 func (f *watchFlags) serve(ctx context.Context) (_ context.Context, stop func() error, err error) {
+	running := context.WithoutCancel(ctx)
 	var open []*telemetry.Server
 	stop = func() error {
 		var errs []error
@@ -54,7 +55,7 @@ func (f *watchFlags) serve(ctx context.Context) (_ context.Context, stop func() 
 		}
 		m := metricsOf(ctx)
 		ctx = withMetrics(ctx, m)
-		s, err := m.Serve(ctx, f.metricsAddr)
+		s, err := m.Serve(running, f.metricsAddr)
 		if err != nil {
 			return nil, nil, err
 		}
@@ -62,7 +63,7 @@ func (f *watchFlags) serve(ctx context.Context) (_ context.Context, stop func() 
 		slog.Info("serving metrics", "url", s.URL()+"/metrics")
 	}
 	if f.pprofAddr != "" {
-		s, err := profiles.Serve(ctx, f.pprofAddr)
+		s, err := profiles.Serve(running, f.pprofAddr)
 		if err != nil {
 			return nil, nil, asUsage(errors.Join(err, stop()))
 		}

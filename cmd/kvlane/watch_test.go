@@ -1,11 +1,13 @@
 package main
 
 import (
+	"context"
 	"io"
 	"net"
 	"net/http"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/spf13/cobra"
 )
@@ -102,4 +104,18 @@ func TestWatchedAtAWrongAddress(t *testing.T) {
 			}
 		}
 	})
+}
+
+// Metrics are served until the command has ended, also after an interrupt.
+func TestMetricsAreServedDuringTheEnd(t *testing.T) {
+	addr := freeAddress(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	served, stop, err := (&watchFlags{metricsAddr: addr}).serve(ctx)
+	must(t, err)
+	cancel()
+	time.Sleep(20 * time.Millisecond) // a server that ended with ctx would be gone
+	if body := page(t, "http://"+addr+"/healthz"); body != "ok\n" || served.Err() == nil {
+		t.Errorf("%q, %v", body, served.Err())
+	}
+	must(t, stop())
 }

@@ -86,6 +86,7 @@ func (f *blockdFlags) run(cmd *cobra.Command) (err error) {
 	if err := limits.Read(os.DirFS("/")).CheckMemory(f.cacheBytes); err != nil {
 		return &usageError{fmt.Errorf("--cache-bytes: %w", err)}
 	}
+	f.credentials.OnTokensError = warnTokens
 	credentials, err := auth.NewServer(f.credentials)
 	if err != nil {
 		return asUsage(err)
@@ -127,6 +128,11 @@ func (f *blockdFlags) run(cmd *cobra.Command) (err error) {
 	}
 	t := s.Stats()
 	return out.close("%d requests of %d connections, %d by RDMA, %d refused, %d denied\n", t.Requests, t.Accepted, r.requests(), t.Refused, t.Denied)
+}
+
+// warnTokens logs that a changed file of tokens is not used.
+func warnTokens(err error) {
+	slog.Warn("the file of tokens cannot be read: earlier tokens stay valid", "error", err)
 }
 
 // closeWithin calls end with a context that is limited by closeTimeout.

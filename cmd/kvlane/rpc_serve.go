@@ -58,6 +58,7 @@ func (f *rpcServe) run(cmd *cobra.Command) (err error) {
 	ctx := cmd.Context()
 	m := metricsOf(ctx)
 	m.SetReady(func() error { return errors.New("the echo server does not listen yet") })
+	f.credentials.OnTokensError = warnTokens
 	credentials, err := auth.NewServer(f.credentials)
 	if err == nil {
 		err = credentials.CheckListen(f.listen)

@@ -15,7 +15,11 @@ import (
 func TestTokensAreReadAgain(t *testing.T) {
 	a := rig(t)
 	file := a.write(t, "changing", "one "+tokenOne+" 8MiB\n")
-	s, err := auth.NewServer(auth.ServerOptions{CertFile: a.path("server.pem"), KeyFile: a.path("server.key"), TokensFile: file})
+	var reported []error
+	s, err := auth.NewServer(auth.ServerOptions{
+		CertFile: a.path("server.pem"), KeyFile: a.path("server.key"), TokensFile: file,
+		OnTokensError: func(err error) { reported = append(reported, err) },
+	})
 	must(t, err)
 	tenant := func(token string) string {
 		name, err := s.Tenant(&tls.ConnectionState{HandshakeComplete: true, VerifiedChains: [][]*x509.Certificate{{a.cert}}}, []byte(token))
@@ -44,12 +48,20 @@ func TestTokensAreReadAgain(t *testing.T) {
 	if one, two, none := s.QuotaBytes("one"), s.QuotaBytes("two"), s.QuotaBytes("three"); one != 2<<20 || two != 0 || none != 0 {
 		t.Errorf("quotas %d, %d, %d", one, two, none)
 	}
-	must(t, os.WriteFile(file, []byte("one\n"), 0o600))
-	time.Sleep(600 * time.Millisecond)
-	until(tokenTwo, "two")
-	must(t, os.Remove(file))
-	time.Sleep(600 * time.Millisecond)
-	until(tokenTwo, "two")
+	for i, spoil := range []func() error{func() error { return os.WriteFile(file, []byte("one\n"), 0o600) }, func() error { return os.Remove(file) }} {
+		must(t, spoil())
+		for end := time.Now().Add(testkit.Patience()); len(reported) <= i; time.Sleep(10 * time.Millisecond) {
+			until(tokenTwo, "two")
+			if time.Now().After(end) {
+				t.Fatalf("%d errors are reported", len(reported))
+			}
+		}
+		time.Sleep(600 * time.Millisecond)
+		until(tokenTwo, "two")
+		if len(reported) != i+1 {
+			t.Errorf("%v", reported)
+		}
+	}
 	must(t, os.WriteFile(file, []byte("one "+tokenOne+"\n"), 0o600))
 	until(tokenOne, "one")
 	until(tokenTwo, "denied")

@@ -35,6 +35,9 @@ type ServerOptions struct {
 	// client needs a token. If the file changes, it is read again, and counts for new connections.
 	// If it then cannot be read, the old tokens stay.
 	TokensFile string
+	// OnTokensError is called, if it is not nil, when a changed or removed file of tokens cannot be
+	// read, once for each error. It must not block.
+	OnTokensError func(error)
 	// Insecure permits listening on non-loopback addresses without client credentials.
 	Insecure bool
 }
@@ -48,6 +51,8 @@ type Server struct {
 	tokensFile string
 	tokens     atomic.Pointer[[]Token] // nil: none
 	mu         sync.Mutex              // of reading the file again
+	onError    func(error)             // may be nil
+	failure    string                  // the last error that was reported; guarded by mu
 	read       fs.FileInfo             // of tokens; guarded by mu
 	checked    time.Time               // guarded by mu
 }
@@ -59,7 +64,7 @@ const recheck = time.Second / 2
 // certificate without its key, and for client credentials without a server certificate. It also
 // returns the errors of reading.
 func NewServer(o ServerOptions) (*Server, error) {
-	s := &Server{insecure: o.Insecure, certs: o.ClientCAFile != "", tokensFile: o.TokensFile}
+	s := &Server{insecure: o.Insecure, certs: o.ClientCAFile != "", tokensFile: o.TokensFile, onError: o.OnTokensError}
 	switch {
 	case (o.CertFile == "") != (o.KeyFile == ""):
 		return nil, fmt.Errorf("read credentials: a certificate and its key must be given together: %w", errdefs.ErrInvalid)
@@ -118,8 +123,16 @@ func (s *Server) refresh() {
 	s.checked = time.Now()
 	info, err := os.Stat(s.tokensFile)
 	if err == nil && (!info.ModTime().Equal(s.read.ModTime()) || info.Size() != s.read.Size() || !os.SameFile(info, s.read)) {
-		_ = s.readTokens() // after an error the old tokens stay, and it is tried again
+		err = s.readTokens() // after an error the old tokens stay, and it is tried again
 	}
+	failure := ""
+	if err != nil {
+		failure = err.Error()
+	}
+	if failure != "" && failure != s.failure && s.onError != nil {
+		s.onError(err)
+	}
+	s.failure = failure
 }
 
 // QuotaBytes returns the bound of a tenant's memory in the file of tokens, or zero.

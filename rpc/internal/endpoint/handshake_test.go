@@ -103,21 +103,21 @@ func TestFallbackBytes(t *testing.T) {
 			t.Errorf("after the ack: %x, %v", rest, err)
 		}
 
-		nc, ns = tcp(t)
+		client, server := tcp(t)
 		go func() {
-			if e, refusal, err := endpoint.Dial(context.Background(), nc, v, &a.options); e != nil || refusal == nil || err != nil {
+			if e, refusal, err := endpoint.Dial(context.Background(), client, v, &a.options); e != nil || refusal == nil || err != nil {
 				t.Errorf("dial: %v, %v", refusal, err)
 			}
-			_ = nc.Close()
+			_ = client.Close()
 		}()
 		got, offer := make([]byte, 200), 30
-		n, err := io.ReadAtLeast(ns, got, offer)
+		n, err := io.ReadAtLeast(server, got, offer)
 		if err != nil || !hello.Is(got[:4]) || v == hello.V2 && n != 40 {
 			t.Errorf("version %d: an offer of %d bytes: %x, %v", v, n, got[:n], err)
 		}
-		_, err = ns.Write(hello.Refusal(v))
+		_, err = server.Write(hello.Refusal(v))
 		check(t, err)
-		if rest, err := io.ReadAll(ns); err != nil || !bytes.Equal(rest, []byte{0, 0, 0, 0}) {
+		if rest, err := io.ReadAll(server); err != nil || !bytes.Equal(rest, []byte{0, 0, 0, 0}) {
 			t.Errorf("version %d: the client answers %x, %v", v, rest, err)
 		}
 	}

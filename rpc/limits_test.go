@@ -180,7 +180,7 @@ func TestServerThatDoesNotRead(t *testing.T) {
 	}
 	defer func() { _ = l.Close() }() // the test has ended
 	const limit = 4 << 20
-	client := newClient(t, l.Addr().String(), rpc.ClientOptions{MaxUnsentBytes: limit, Stall: 500 * time.Millisecond})
+	client := newClient(t, l.Addr().String(), rpc.ClientOptions{MaxUnsentBytes: limit, Stall: 2 * time.Second})
 	before, most, refused := heapBytes(), int64(0), 0
 	for i := 0; i < 200 && refused < 5; i++ {
 		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Millisecond)

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io"
 	"net"
+	"sync"
 	"testing"
 	"time"
 
@@ -81,13 +82,14 @@ func TestFallbackBytes(t *testing.T) {
 	for _, v := range []hello.Version{hello.V2, hello.V3} {
 		a, _ := pair(t, soft.Options{}, 8)
 		nc, ns := tcp(t)
-		go func() {
+		var group sync.WaitGroup
+		group.Go(func() {
 			_, refusal, err := endpoint.Accept(context.Background(), ns, nil, time.Minute)
 			if refusal == nil || err != nil {
 				t.Errorf("accept: %v, %v", refusal, err)
 			}
 			_ = ns.Close()
-		}()
+		})
 		h := hello.Hello{Version: v, BlockBytes: 8192, SendQueue: 16, RecvQueue: 16, QPNum: 1}
 		b, err := h.Append(nil)
 		check(t, err)
@@ -104,12 +106,12 @@ func TestFallbackBytes(t *testing.T) {
 		}
 
 		client, server := tcp(t)
-		go func() {
+		group.Go(func() {
 			if e, refusal, err := endpoint.Dial(context.Background(), client, v, &a.options); e != nil || refusal == nil || err != nil {
 				t.Errorf("dial: %v, %v", refusal, err)
 			}
 			_ = client.Close()
-		}()
+		})
 		got, offer := make([]byte, 200), 30
 		n, err := io.ReadAtLeast(server, got, offer)
 		if err != nil || !hello.Is(got[:4]) || v == hello.V2 && n != 40 {
@@ -120,6 +122,7 @@ func TestFallbackBytes(t *testing.T) {
 		if rest, err := io.ReadAll(server); err != nil || !bytes.Equal(rest, []byte{0, 0, 0, 0}) {
 			t.Errorf("version %d: the client answers %x, %v", v, rest, err)
 		}
+		group.Wait()
 	}
 }
 

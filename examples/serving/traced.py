@@ -59,11 +59,12 @@ def answered(output: Any) -> list[str]:
 @functools.cache
 def begin() -> None:
     """Begin to record this process's calls."""
-    from kvlane.vllm import worker
     from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.engine.core import EngineCore
     from vllm.v1.worker import gpu_model_runner
     from vllm.v1.worker.gpu import model_runner
+
+    from kvlane.vllm import worker
 
     out = open(os.environ["KVLANE_TRACE"], "a", buffering=1)  # noqa: SIM115
     record(out, EngineCore, "add_request", lambda args, _: args[1].request_id)

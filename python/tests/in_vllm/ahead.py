@@ -68,6 +68,10 @@ class Later(Load):
         real = self._started()
         return real is not None and real.done()
 
+    def succeeded(self) -> bool:
+        real = self._started()
+        return real is not None and real.succeeded()
+
     def wait(self, timeout: float | None = None) -> bool:
         self._work.run(self._position)
         real = self._started()

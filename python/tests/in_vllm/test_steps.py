@@ -12,10 +12,10 @@ import pytest
 
 def has_measured(stats: dict[str, Any]) -> None:
     """The Manager has measured the times of loads, as seen by workers and by the scheduler, and of
-    steps. Most loads have blocks in files."""
+    steps. Most loads have blocks in files, and other requests are computed while they run."""
     measured = stats["admission"]
     assert measured["file_rate"] > 0
-    assert 0 < measured["file_delay"] < 10
+    assert 0 <= measured["file_delay"] < 10
     assert measured["step"] > 0
 
 

@@ -18,11 +18,10 @@ HOLDER = """
 import json, os, sys, time
 import kvlane
 store = kvlane.Store(json.loads(sys.argv[1]))
-child = os.fork()
-if child == 0:
+if os.fork() == 0:
+    print(os.getpid(), flush=True)  # after the library's handler for forks has run
     time.sleep(60)
     os._exit(0)
-print(child, flush=True)
 time.sleep(60)
 """
 

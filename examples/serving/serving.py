@@ -23,7 +23,7 @@ import time
 import urllib.request
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -338,14 +338,15 @@ class Run:
         return f"{self.workload}, {self.tokens} tokens, {self.concurrency} at a time, round {self.round}, {self.side}"
 
 
-def plan(a: argparse.Namespace) -> Iterator[list[Run]]:
-    """Yield the runs that are compared with each other, in the order of rounds."""
+def plan(a: argparse.Namespace) -> Iterator[Run]:
+    """Yield the runs in their order. The side changes fastest, the round slowest."""
     for n in range(1, a.rounds + 1):
         for work in a.workloads:
             only, _, rest = work.rpartition(":")
             name, tokens, concurrency = (*rest.split("/"), "", "")[:3]
             for c in numbers(concurrency) if concurrency else a.concurrency:
-                yield [Run(name, int(tokens or a.tokens), c, n, side) for side in ([only] if only else a.sides)]
+                for side in [only] if only else a.sides:
+                    yield Run(name, int(tokens or a.tokens), c, n, side)
 
 
 def about() -> dict[str, Any]:
@@ -397,7 +398,7 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     p.add_argument("--server-args", default="", help="arguments of every server, as in a shell")
     p.add_argument("--store", type=json.loads, default={}, help="JSON: more keys of the store's section")
     p.add_argument("--connector-config", type=json.loads, default={}, help="JSON: more keys of kv_connector_extra_config")
-    p.add_argument("--gpus-each", type=int, default=0, help="GPUs of each server alone; servers then run at the same time")
+    p.add_argument("--gpus-each", type=int, default=0, help="GPUs of each server alone; by default all servers share all")
     p.add_argument("--trace", action="store_true", help="record the calls of connectors in --logs; traced.py reports them")
     p.add_argument("--start-seconds", type=float, default=300, help="time in which the servers must answer")
     p.add_argument("--run-seconds", type=float, default=300, help="limit of one run of `vllm bench serve`")
@@ -405,7 +406,7 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     p.add_argument("--json", type=Path, help="file for all figures")
     p.add_argument("--logs", type=Path, help="folder for the servers' logs and metrics, by default none is kept")
     a = p.parse_args(argv)
-    for run in [run for runs in plan(a) for run in runs]:
+    for run in plan(a):
         if run.workload not in WORKLOADS:
             p.error(f"no workload {run.workload}: the workloads are {', '.join(WORKLOADS)}")
         if run.side not in known or run.side not in a.sides:
@@ -439,22 +440,20 @@ def main(argv: Sequence[str] | None = None) -> int:
             return asdict(r) | drive(a, servers[r.side], workload(a, r.workload, r.tokens, seed, folder), r.concurrency, folder)
 
         note(f"{len(servers)} of {len(a.sides)} servers answer")
-        at_once = len(servers) if a.gpus_each else 1
-        planned = [[r for r in runs if r.side in servers] for runs in plan(a)]
-        filled = {(r.workload, r.tokens, r.side) for runs in planned for r in runs if r.workload in FILLED}
+        planned = [r for r in plan(a) if r.side in servers]
+        filled = {(r.workload, r.tokens, r.side) for r in planned if r.workload in FILLED}
         with ThreadPoolExecutor() as pool:
             for name, tokens in sorted({(name, tokens) for name, tokens, _ in filled}):
                 list(pool.map(run, [Run(name, tokens, 4, 0, side) for side in servers if (name, tokens, side) in filled]))
                 note(f"every server has had the prompts of {name} with {tokens} tokens")
-            for together in [runs[i : i + at_once] for runs in planned for i in range(0, len(runs), at_once)]:
-                if time.monotonic() - began > a.budget:
-                    skipped += map(str, together)
-                    continue
-                for row in pool.map(run, together):
-                    rows.append(row)
-                    note(f"{Run(*[row[f.name] for f in fields(Run)])}: median TTFT {row['median_ttft_ms']:.1f} ms")
-                if a.json:
-                    a.json.write_text(json.dumps(about() | {"not_measured": skipped, "rows": rows}, indent=1) + "\n")
+        for r in planned:
+            if time.monotonic() - began > a.budget:
+                skipped.append(str(r))
+                continue
+            rows.append(run(r))
+            note(f"{r}: median TTFT {rows[-1]['median_ttft_ms']:.1f} ms")
+            if a.json:
+                a.json.write_text(json.dumps(about() | {"not_measured": skipped, "rows": rows}, indent=1) + "\n")
     print(table(rows))
     missing = [s for s in a.sides if s not in servers]
     if skipped or missing:

@@ -105,8 +105,8 @@ verbs: ## run the tests of RDMA, files on NFS, a second user and a cut link in a
 	$(GUEST) '$(CURDIR)/tools/rxe/run -l 2%' -skip '$(LOSSY)' $(filter-out ./internal/%,$(VERBS))
 	$(GUEST) $(CURDIR)/tools/rxe/run -run Verbs -skip '$(MANY)' $(ATOP)
 	$(GUEST) '$(CURDIR)/tools/rxe/run -l 0.5%' -run Verbs -skip '$(LONG)' $(ATOP)
-	$(GUEST) $(CURDIR)/tools/rxe/run -run Verbs ./bench/nicchannel ./blockio/gateway
-	$(GUEST) '$(CURDIR)/tools/rxe/run -l 2%' -run Verbs ./blockio/gateway
+	$(GUEST) $(CURDIR)/tools/rxe/run -run Verbs ./bench/nicchannel ./blockio/gateway ./rpc
+	$(GUEST) '$(CURDIR)/tools/rxe/run -l 2%' -run Verbs ./blockio/gateway ./rpc
 	$(GUEST) '$(CURDIR)/tools/rxe/run -n' -run NFS ./tier/file
 	$(GUEST) $(CURDIR)/tools/rxe/run -run 'ASecondUser|AnotherNamespace' ./share
 	$(GUEST) $(CURDIR)/tools/rxe/run -run Verbs ./transfer

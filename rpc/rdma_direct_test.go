@@ -84,9 +84,10 @@ func all(r *mem.Region) []mem.Extent { return []mem.Extent{mem.All(r)} }
 // A server reads the source of a call, and writes its destination, between device memory and pinned
 // memory, in extents and in pages. No copy happens within the device, and only messages are copied
 // to the host.
-func TestDirectPlacement(t *testing.T) {
-	const n = 5<<20 + 1000
-	f := newFabric(t)
+func TestDirectPlacement(t *testing.T) { testDirect(t, newFabric(t), 5<<20+1000) }
+
+func testDirect(t *testing.T, f *fabric, n int) {
+	t.Helper()
 	d := newDirect(t, f, true, nil)
 	want := random(1, n)
 	source := d.alloc(t, d.nics[1], want)

@@ -279,19 +279,9 @@ func TestDefectHostBlockSizeForDeviceBlocks(t *testing.T) {
 	f := newFabric(t)
 	sr := f.open(t, true, nil)
 	_, addr := serve(t, rpc.ServerOptions{RDMA: sr}, echoAttachments(t, nil))
-	port, err := rdma.FindPort(f.nic(t).Device(), rdma.PortOptions{})
-	must(t, err)
 	for _, v := range []handshake.Version{handshake.V2, handshake.V3} {
-		conn, err := net.Dial("tcp", addr)
-		must(t, err)
-		h := handshake.Hello{Version: v, BlockBytes: 8192, SendQueue: 16, RecvQueue: 16, GID: port.GID.GID, QPNum: 1}
-		b, err := h.Append(nil)
-		must(t, err)
-		_, err = conn.Write(b)
-		must(t, err)
-		if h, err = handshake.Read(conn); err != nil || h.BlockBytes != 64<<10 {
-			t.Errorf("version %d: blocks of %d, %v", v, h.BlockBytes, err)
+		if _, h := f.rawHello(t, addr, v); h.BlockBytes != 64<<10 {
+			t.Errorf("version %d: blocks of %d", v, h.BlockBytes)
 		}
-		must(t, conn.Close())
 	}
 }

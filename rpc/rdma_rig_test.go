@@ -77,10 +77,12 @@ func (q *countedQueue) CopyBatch(dst, src []mem.Extent) error {
 	return q.BatchCopier.CopyBatch(dst, src)
 }
 
-// fabric is a software NIC that reaches the memory of a simulated device.
+// fabric has NICs that reach the memory of a device.
 type fabric struct {
 	dev      *countedDevice
-	provider *soft.Provider
+	provider rdma.Provider
+	names    []string // of the NICs, which are opened in turns: the server's comes first
+	opened   int      // NICs
 	copies   stream.Stream
 }
 
@@ -103,31 +105,38 @@ func newFabricOn(t *testing.T, d device.Device, mover soft.Mover) *fabric {
 	t.Helper()
 	m := softnic.NewMover(func() (stream.Stream, error) { return streamcopy.Open(d, streamcopy.Options{}) })
 	t.Cleanup(func() { must(t, m.Close(context.Background())) })
-	f := &fabric{dev: &countedDevice{Device: d, flush: func() error { return nil }}}
+	if mover == nil {
+		mover = m
+	}
+	p, err := soft.New(soft.Options{Mover: mover})
+	must(t, err)
+	t.Cleanup(func() { must(t, p.Close()) })
+	return newFabricOf(t, d, p, "soft0")
+}
+
+// newFabricOf returns a fabric of any device and NICs.
+func newFabricOf(t *testing.T, d device.Device, p rdma.Provider, names ...string) *fabric {
+	t.Helper()
+	f := &fabric{dev: &countedDevice{Device: d, flush: func() error { return nil }}, provider: p, names: names}
 	if x, ok := d.(device.RemoteWriteFlusher); ok {
 		if needs, err := x.NeedsFlush(); err == nil && needs {
 			f.dev.flush = x.FlushRemoteWrites
 		}
 	}
 	var err error
-	if mover == nil {
-		mover = m
-	}
-	f.provider, err = soft.New(soft.Options{Mover: mover})
-	must(t, err)
-	t.Cleanup(func() { must(t, f.provider.Close()) })
 	f.copies, err = streamcopy.Open(d, streamcopy.Options{})
 	must(t, err)
 	t.Cleanup(func() { must(t, f.copies.Close(context.Background())) })
 	return f
 }
 
-// nic opens the NIC in a trust domain of its own.
+// nic opens the next NIC in a trust domain of its own.
 func (f *fabric) nic(t *testing.T) *registry.Registry {
 	t.Helper()
 	set := registry.NewDevices(f.provider).NewSet(registry.Options{})
 	t.Cleanup(func() { must(t, set.Close()) })
-	nic, err := set.NIC("soft0")
+	nic, err := set.NIC(f.names[f.opened%len(f.names)])
+	f.opened++
 	must(t, err)
 	return nic
 }
@@ -140,12 +149,15 @@ func (f *fabric) memory() mem.ArenaHooks {
 // open opens RDMA with few and small regions. change may be nil.
 func (f *fabric) open(t *testing.T, onDevice bool, change func(o *rpc.RDMAOptions)) *rpc.RDMA {
 	t.Helper()
-	o := rpc.RDMAOptions{NIC: f.nic(t), Memory: f.memory(), BlockBytes: 8 << 10, RegionBytes: 1 << 20, Queue: 16, Stall: min(testkit.Patience(), 20*time.Second)}
+	o := rpc.RDMAOptions{Memory: f.memory(), BlockBytes: 8 << 10, RegionBytes: 1 << 20, Queue: 16, Stall: min(testkit.Patience(), 20*time.Second)}
 	if onDevice {
 		o.GPU = &rpc.GPUOptions{Device: f.dev, BlockBytes: 64 << 10, RegionBytes: 4 << 20}
 	}
 	if change != nil {
 		change(&o)
+	}
+	if o.NIC == nil {
+		o.NIC = f.nic(t)
 	}
 	r, err := rpc.OpenRDMA(o)
 	must(t, err)

@@ -16,59 +16,65 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/testkit"
 	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/rdma"
 	"github.com/kvlane/kvlane/rpc"
 	"github.com/kvlane/kvlane/rpc/chain"
 	"github.com/kvlane/kvlane/rpc/echo"
+	"github.com/kvlane/kvlane/rpc/internal/frame"
+	handshake "github.com/kvlane/kvlane/rpc/internal/hello"
 	"github.com/kvlane/kvlane/rpc/internal/pb"
 )
+
+// echoCase is a pair of sides of a connection by RDMA.
+type echoCase struct {
+	client, server bool // receives into device memory
+	version        int
+	polling        bool
+}
 
 // Echoes by RDMA with attachments of all lengths, up to the maximum of a body, in both versions of
 // the handshake, between host and device memory. One byte more is refused.
 func TestEchoByRDMA(t *testing.T) {
-	const maxBody = 300 << 10
-	for _, c := range []struct {
-		client, server bool // receives into device memory
-		version        int
-		polling        bool
-	}{{version: 2}, {version: 3}, {server: true, version: 2}, {client: true, server: true, version: 3}, {version: 2, polling: true}} {
+	for _, c := range []echoCase{{version: 2}, {version: 3}, {server: true, version: 2}, {client: true, server: true, version: 3}, {version: 2, polling: true}} {
 		t.Run(fmt.Sprintf("%+v", c), func(t *testing.T) {
-			f := newFabric(t)
-			change := func(o *rpc.RDMAOptions) { o.HelloVersion, o.Polling = c.version, c.polling }
-			sr, cr := f.open(t, c.server, change), f.open(t, c.client, change)
-			_, addr := serve(t, rpc.ServerOptions{RDMA: sr, MaxBodyBytes: maxBody}, echoAttachments(t, nil))
-			client := newClient(t, addr, rpc.ClientOptions{RDMA: cr})
-			overhead := 0
-			for _, n := range []int{0, 1, 400, 4096, 4097, 8192, 8193, 65536, 200_000, -1} {
-				if n < 0 {
-					n = maxBody - overhead
-				}
-				want := random(uint64(n), n)
-				var got chain.Chain
-				m, err := echoCall(t.Context(), client, "hello", rpc.WithAttachment(chain.OfBytes(bytes.Clone(want))), rpc.ReceiveAttachment(&got))
-				if err != nil || m != "hello" || got.OnDevice() != (c.client && n > 0) {
-					t.Fatalf("%d bytes: %q, %v", n, m, err)
-				}
-				if b := f.bytes(t, &got); !bytes.Equal(b, want) {
-					t.Errorf("%d bytes: they differ", n)
-				}
-				got.Release()
-				if n == 200_000 {
-					overhead = otherBytes(t, client)
-				}
-			}
-			_, err := echoCall(t.Context(), client, "hello", rpc.WithAttachment(chain.OfBytes(make([]byte, maxBody-overhead+1))))
-			if code := rpc.CodeOf(err); code != rpc.EndOfFile && code != rpc.FailedSocket {
-				t.Errorf("a body of one byte too many: %v", err)
-			}
-			if s, k := sr.Stats(), cr.Stats(); s.Connected == 0 || k.Connected == 0 || s.Refused+k.Refused > 0 || c.server != (s.Device.HighWater > 0) {
-				t.Errorf("server %+v, client %+v", s, k)
-			}
+			testEcho(t, newFabric(t), c, 300<<10, 0, 1, 400, 4096, 4097, 8192, 8193, 65536, 200_000)
 		})
 	}
 }
 
-// otherBytes returns the number of bytes that a body has besides its attachment.
-func otherBytes(t *testing.T, c *rpc.Client) int {
+// testEcho echoes attachments of the lengths, and that which makes a body of maxBody bytes.
+func testEcho(t *testing.T, f *fabric, c echoCase, maxBody int, lengths ...int) {
+	t.Helper()
+	change := func(o *rpc.RDMAOptions) {
+		o.HelloVersion, o.Polling, o.RegionBytes = c.version, c.polling, max(1<<20, int64(maxBody)/4)
+	}
+	sr, cr := f.open(t, c.server, change), f.open(t, c.client, change)
+	_, addr := serve(t, rpc.ServerOptions{RDMA: sr, MaxBodyBytes: int64(maxBody)}, echoAttachments(t, nil))
+	client := newClient(t, addr, rpc.ClientOptions{RDMA: cr})
+	longest := maxBody - otherBytes(t, client, maxBody)
+	for _, n := range append(lengths, longest) {
+		want := random(uint64(n), n)
+		var got chain.Chain
+		m, err := echoCall(t.Context(), client, "hello", rpc.WithAttachment(chain.OfBytes(bytes.Clone(want))), rpc.ReceiveAttachment(&got))
+		if err != nil || m != "hello" || got.OnDevice() != (c.client && n > 0) {
+			t.Fatalf("%d bytes: %q, %v", n, m, err)
+		}
+		if b := f.bytes(t, &got); !bytes.Equal(b, want) {
+			t.Errorf("%d bytes: they differ", n)
+		}
+		got.Release()
+	}
+	_, err := echoCall(t.Context(), client, "hello", rpc.WithAttachment(chain.OfBytes(make([]byte, longest+1))))
+	if code := rpc.CodeOf(err); code != rpc.EndOfFile && code != rpc.FailedSocket {
+		t.Errorf("a body of one byte too many: %v", err)
+	}
+	if s, k := sr.Stats(), cr.Stats(); s.Connected == 0 || k.Connected == 0 || s.Refused+k.Refused > 0 || c.server != (s.Device.HighWater > 0) {
+		t.Errorf("server %+v, client %+v", s, k)
+	}
+}
+
+// otherBytes returns the number of bytes that a body of maxBody bytes has besides its attachment.
+func otherBytes(t *testing.T, c *rpc.Client, maxBody int) int {
 	t.Helper()
 	for range 130 { // later calls have identifiers of equal length
 		_, err := echoCall(t.Context(), c, "hello")
@@ -76,7 +82,7 @@ func otherBytes(t *testing.T, c *rpc.Client) int {
 	}
 	meta := &pb.Meta{
 		Request:      &pb.Request{ServiceName: proto.String("example.EchoService"), MethodName: proto.String("Echo")},
-		CompressType: proto.Int32(0), CorrelationId: proto.Int64(200), ContentType: proto.Int32(0), AttachmentSize: proto.Int32(300_000),
+		CompressType: proto.Int32(0), CorrelationId: proto.Int64(200), ContentType: proto.Int32(0), AttachmentSize: proto.Int32(int32(maxBody)),
 	}
 	return proto.Size(meta) + proto.Size(&echo.EchoRequest{Message: proto.String("hello")})
 }
@@ -129,20 +135,36 @@ func TestConcurrentCallsByRDMA(t *testing.T) {
 	}
 }
 
-// Both sides can be without RDMA: calls then use TCP, on the same connection.
+// Both sides can be without RDMA, or without memory for it, and the client can refuse after the
+// server has offered it: calls then use TCP, on the same connection.
 func TestRDMAFallsBack(t *testing.T) {
 	for _, version := range []int{2, 3} {
-		f := newFabric(t)
-		cr := f.open(t, false, func(o *rpc.RDMAOptions) { o.HelloVersion = version })
-		_, addr := serve(t, rpc.ServerOptions{}, echoAttachments(t, nil))
-		client := newClient(t, addr, rpc.ClientOptions{RDMA: cr, Connections: rpc.Short})
+		testFallback(t, newFabric(t), version)
+	}
+}
+
+func testFallback(t *testing.T, f *fabric, version int) {
+	t.Helper()
+	change := func(o *rpc.RDMAOptions) { o.HelloVersion = version }
+	short := func(o *rpc.RDMAOptions) { o.HelloVersion, o.MaxRegions, o.RegionBytes = version, 1, 64<<10 } // 8 blocks for 16 receives
+	sr, cr := f.open(t, false, change), f.open(t, false, change)
+	for name, x := range map[string]struct{ server, client *rpc.RDMA }{
+		"a server without RDMA": {nil, cr}, "a server without memory": {f.open(t, false, short), cr},
+		"a client without RDMA": {sr, nil}, "a client without memory": {sr, f.open(t, false, short)},
+	} {
+		before := cr.Stats()
+		s, addr := serve(t, rpc.ServerOptions{RDMA: x.server}, echoAttachments(t, nil))
+		client := newClient(t, addr, rpc.ClientOptions{RDMA: x.client})
 		for range 3 {
 			if m, err := echoCall(t.Context(), client, "hello"); err != nil || m != "hello" {
-				t.Errorf("%q, %v", m, err)
+				t.Errorf("%s: %q, %v", name, m, err)
 			}
 		}
-		if s := cr.Stats(); s.Connected != 0 || s.Refused != 1 {
-			t.Errorf("%+v", s)
+		if n := s.Stats().Connections; n != 1 {
+			t.Errorf("%s: %d connections", name, n)
+		}
+		if after := cr.Stats(); x.client == cr && (after.Connected != before.Connected || after.Refused != before.Refused+1) {
+			t.Errorf("%s: %+v", name, after)
 		}
 		r := f.alloc(t, nil, random(1, 100))
 		b, err := chain.NewRegistered(mem.All(r), nil)
@@ -150,16 +172,40 @@ func TestRDMAFallsBack(t *testing.T) {
 		c := new(chain.Chain)
 		c.AppendBlock(b, 100)
 		if _, err := echoCall(t.Context(), client, "hello", rpc.WithAttachment(c)); rpc.CodeOf(err) != rpc.BadRequest {
-			t.Errorf("device memory over TCP: %v", err)
+			t.Errorf("%s: device memory over TCP: %v", name, err)
 		}
-
-		sr := f.open(t, false, nil)
-		s, addr := serve(t, rpc.ServerOptions{RDMA: sr}, echoAttachments(t, nil))
-		plain := newClient(t, addr, rpc.ClientOptions{})
-		if m, err := echoCall(t.Context(), plain, "hello"); err != nil || m != "hello" || s.Stats().Connections != 1 {
-			t.Errorf("a client without RDMA: %q, %v", m, err)
-		}
+		must(t, client.Close())
 	}
+	_, addr := serve(t, rpc.ServerOptions{RDMA: sr}, echoAttachments(t, nil))
+	conn, _ := f.rawHello(t, addr, handshake.Version(version))
+	_, err := conn.Write(handshake.Ack(false))
+	must(t, err)
+	request, _ := rawRequest(t, 200, []byte("attachment"))
+	time.Sleep(20 * time.Millisecond) // a server of brpc would close if the request were there with the acknowledgement
+	_, err = conn.Write(request)
+	must(t, err)
+	h, _, err := frame.NewReader(conn, frame.Limits{Body: 1 << 20, Meta: 1 << 20, Stall: testkit.Patience()}).Next()
+	if err != nil || h.Kind != frame.Message || sr.Stats().Refused != 1 {
+		t.Errorf("a client that refuses: %+v, %v, %+v", h, err, sr.Stats())
+	}
+}
+
+// rawHello connects, sends a hello and returns the valid answer.
+func (f *fabric) rawHello(t *testing.T, addr string, v handshake.Version) (net.Conn, handshake.Hello) {
+	t.Helper()
+	port, err := rdma.FindPort(f.nic(t).Device(), rdma.PortOptions{})
+	must(t, err)
+	conn, err := net.Dial("tcp", addr)
+	must(t, err)
+	t.Cleanup(func() { must(t, conn.Close()) })
+	h := handshake.Hello{Version: v, BlockBytes: 8192, SendQueue: 16, RecvQueue: 16, GID: port.GID.GID, QPNum: 1}
+	b, err := h.Append(nil)
+	must(t, err)
+	_, err = conn.Write(b)
+	must(t, err)
+	h, err = handshake.Read(conn)
+	must(t, err)
+	return conn, h
 }
 
 // User-owned device memory is sent without a copy, alone or with host memory, and is not released
@@ -259,10 +305,17 @@ func TestPeerEndsInMidMessage(t *testing.T) {
 	must(t, client.Close())
 	must(t, s.Close())
 	must(t, <-served)
-	for name, r := range map[string]*rpc.RDMA{"server": sr, "client": cr} {
-		if s := r.Stats(); s.Receive.Lent+s.Send.Lent > 0 || s.Device.Lent > 1 { // one keeps a region
-			t.Errorf("%s: %+v", name, s)
-		}
+	returned(t, sr, cr)
+}
+
+// returned checks that no memory of closed connections is lent.
+func returned(t *testing.T, sides ...*rpc.RDMA) {
+	t.Helper()
+	for _, r := range sides {
+		waitFor(t, func() bool {
+			s := r.Stats()
+			return s.Receive.Lent+s.Send.Lent == 0 && s.Device.Lent <= 1 // one keeps a region
+		})
 	}
 }
 

@@ -31,7 +31,7 @@ GUEST := KVLANE_REQUIRE=verbs,nfs,root $(GO) test -count 1 -p 1 -timeout 20m -ex
 export CGO_ENABLED = 0
 
 .DEFAULT_GOAL := help
-.PHONY: build lib wheel dist python vllm sglang mooncake object demo test short verbs mutants nonic lint race generate drift fuzz bench rpcbench codepaths crash stress hardware-kit hardware clean help
+.PHONY: build lib wheel dist python vllm sglang mooncake object deploy demo test short verbs mutants nonic lint race generate drift fuzz bench rpcbench codepaths crash stress hardware-kit hardware clean help
 
 # SOURCE_DATE_EPOCH, seconds since 1970, is the date of builds that shall be the same again (reproducible-builds.org).
 build: ## build the binary, bin/kvlane
@@ -80,6 +80,13 @@ object: $(VERSITYGW) ## run the tests of the object tier on two S3 servers; need
 
 $(VERSITYGW): tools/versitygw/go.mod tools/versitygw/go.sum
 	$(GO) build -C tools/versitygw -trimpath -o ../../$(VERSITYGW) github.com/versity/versitygw/cmd/versitygw
+
+# helm, hadolint and Debian's base system, 500 MB below bin/.deploy. UPDATE=1 writes deploy/kubernetes again from the chart.
+deploy: build wheel ## check images, chart, manifests and units: linters, the images' instructions, the containers' commands and probes; needs root, debootstrap, systemd and pip
+	tools/python-env vllm $(BIN)/.venv-vllm vllm
+	tools/deploy/build $(BIN)/.deploy
+	KVLANE_DEPLOY=$(CURDIR)/$(BIN)/.deploy KVLANE_BINARY=$(CURDIR)/$(BIN)/kvlane KVLANE_WHEEL=$(CURDIR)/$(BIN)/wheel KVLANE_VENV=$(CURDIR)/$(BIN)/.venv-vllm \
+	    $(GO) test -C tools/deploy -count 1 . $(if $(UPDATE),-update)
 
 demo: build ## replay a small trace end to end on this machine
 	$(BIN)/kvlane demo

@@ -42,7 +42,8 @@ def probed(url: str, process: subprocess.Popen[bytes], log: Path, seconds: float
         try:
             urllib.request.urlopen(url, timeout=10).close()
         except (urllib.error.URLError, ConnectionError):
-            assert process.poll() is None and time.monotonic() < deadline, log.read_text()[-6000:]
+            assert process.poll() is None, log.read_text()[-6000:]
+            assert time.monotonic() < deadline, log.read_text()[-6000:]
             time.sleep(0.3)
         else:
             return

@@ -14,7 +14,6 @@ import (
 
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/rpc/chain"
-	"github.com/kvlane/kvlane/rpc/internal/endpoint"
 	"github.com/kvlane/kvlane/rpc/internal/frame"
 	"github.com/kvlane/kvlane/rpc/internal/pb"
 )
@@ -206,10 +205,10 @@ func (c *clientConn) run() {
 		err = &Error{EndOfFile, "the server closed the connection", err}
 	}
 	c.close(err)
+	c.c.forget(c) // so that calls connect again, while the NIC may access memory of this connection
 	if t := c.out.transport; t != nil {
 		t.close(err)
 	}
-	c.c.forget(c)
 }
 
 func (c *clientConn) read() error {
@@ -235,8 +234,8 @@ func (c *clientConn) response(in frameSource, meta *pb.Meta, _ int64) error {
 	} else if p.message, err = in.ReadHost(in.Left() - size); err == nil {
 		p.attachment, err = in.ReadChain(size)
 	}
-	if errors.Is(err, endpoint.ErrHostMemory) {
-		p.err = &Error{RDMAMemory, "no memory for the response", err}
+	if code := receiveCode(err); code != OK {
+		p.err = &Error{code, "the response could not be received", err}
 		err = in.Skip()
 	}
 	if err != nil {

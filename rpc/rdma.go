@@ -125,7 +125,7 @@ func (r *RDMA) open() (err error) {
 		if r.gpu, err = openGPU(o); err != nil {
 			return err
 		}
-		r.endpoint.Receive, r.endpoint.Wrap = r.gpu.blocks, r.gpu.wrap
+		r.endpoint.Receive, r.endpoint.Wrap, r.endpoint.Ready = r.gpu.blocks, r.gpu.wrap, r.gpu.ready
 	}
 	return nil
 }
@@ -181,6 +181,18 @@ func (r *RDMA) transport(e *endpoint.Endpoint, refusal error) transport {
 	}
 	r.connected.Add(1)
 	return &rdmaTransport{r: r, e: e}
+}
+
+// receiveCode returns the code of a message that could not be received, on a connection that can
+// continue: RDMAMemory or RDMAFailed. Otherwise it returns OK.
+func receiveCode(err error) Code {
+	switch e := (*Error)(nil); {
+	case errors.Is(err, endpoint.ErrHostMemory):
+		return RDMAMemory
+	case errors.As(err, &e) && e.Code == RDMAFailed:
+		return RDMAFailed
+	}
+	return OK
 }
 
 // negotiate offers RDMA to a server. It returns nil if the connection continues by TCP.

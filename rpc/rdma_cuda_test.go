@@ -55,7 +55,7 @@ func testLongBlocks(t *testing.T, f *fabric, n int) {
 	})
 	_, addr := serve(t, rpc.ServerOptions{RDMA: sr}, echoAttachments(t, func(c *rpc.Call) error {
 		before := f.dev.within.Load()
-		k, err := c.Attachment.CopyFromGPU(mem.All(to), int64(n), 0)
+		k, err := c.Attachment.CopyFromGPU(t.Context(), mem.All(to), int64(n), 0)
 		if copies := f.dev.within.Load() - before; err != nil || k != int64(n) || copies != 1 {
 			t.Errorf("%d bytes by %d copies: %v", k, copies, err)
 		}

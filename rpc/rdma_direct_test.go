@@ -300,3 +300,44 @@ func TestFenceWithoutAnAnswer(t *testing.T) {
 		must(t, <-closed)
 	}
 }
+
+// A transfer that hangs ends its connection at the stall time after its call's deadline. It returns when
+// the NIC no longer accesses the memory. Calls go on by the next connection.
+func TestHangingTransferEndsItsConnection(t *testing.T) {
+	m := &longMover{began: make(chan struct{}, 100), proceed: make(chan struct{})}
+	f := newFabricWith(t, m)
+	d := newDirect(t, f, false, func(o *rpc.RDMAOptions) { o.Stall = 300 * time.Millisecond })
+	memory, local := d.pinned(t, d.nics[1], make([]byte, longBytes)), d.pinned(t, d.nics[0], random(1, longBytes))
+	ended := make(chan error, 1)
+	d.handle = func(ctx context.Context, c *rpc.Call) error {
+		ctx, cancel := context.WithTimeout(ctx, 10*time.Millisecond)
+		defer cancel()
+		err := c.WriteDestination(ctx, all(local))
+		ended <- err
+		return err
+	}
+	done := make(chan error, 1)
+	go func() {
+		_, err := echoCall(context.Background(), d.client, "place", rpc.WithDestination(rpc.Memory{Extents: all(memory)}))
+		done <- err
+	}()
+	<-m.began
+	waitFor(t, func() bool {
+		_, err := echoCall(t.Context(), d.client, "small")
+		return err == nil && d.rdma[1].Stats().Connected == 2
+	})
+	select {
+	case err := <-ended:
+		t.Errorf("the transfer returned while the NIC reads its memory: %v", err)
+	case err := <-done:
+		t.Errorf("the call returned while the NIC writes its memory: %v", err)
+	default:
+	}
+	close(m.proceed)
+	if err := <-ended; !errors.Is(err, errdefs.ErrBusy) {
+		t.Errorf("the transfer: %v", err)
+	}
+	if err := <-done; err == nil {
+		t.Error("the call succeeded")
+	}
+}

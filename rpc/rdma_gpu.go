@@ -28,13 +28,11 @@ type GPUOptions struct {
 
 // gpu has the device memory of connections, and copies it.
 type gpu struct {
-	dev    device.Device
+	*copier
 	flush  func() error
 	blocks *mem.Arena     // device memory
 	heads  *mem.Arena     // pinned memory for starts of messages
 	first  mem.ArenaBlock // of blocks: keeps a region, which takes long to register
-	queues chan device.Queue
-	all    []device.Queue
 
 	hasFirst bool
 }
@@ -46,7 +44,7 @@ func openGPU(o *RDMAOptions) (_ *gpu, err error) {
 	if x.Device == nil || x.Queues < 0 || x.BlockBytes < 0 {
 		return nil, fmt.Errorf("receive into device memory: no device, or negative numbers: %w", errdefs.ErrInvalid)
 	}
-	g := &gpu{dev: x.Device, flush: func() error { return nil }, queues: make(chan device.Queue, x.Queues)}
+	g := &gpu{copier: newCopier(x.Device, x.Queues), flush: func() error { return nil }}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, g.close(context.Background()))
@@ -80,14 +78,25 @@ func openGPU(o *RDMAOptions) (_ *gpu, err error) {
 		BlockBytes: endpoint.PrefetchBytes, RegionBytes: 1 << 20,
 		Hooks: mem.ArenaHooks{Alloc: x.Device.AllocHost, Free: x.Device.Free},
 	})
-	for i := 0; i < x.Queues && err == nil; i++ {
-		var q device.Queue
-		if q, err = x.Device.OpenQueue(device.QueueOptions{HighPriority: true, Events: 1}); err == nil {
-			g.all = append(g.all, q)
-			g.queues <- q
-		}
+	if err == nil {
+		err = g.ready(context.Background())
 	}
 	return g, err
+}
+
+// ready reports an error if the device cannot copy. It copies only if the last copy has failed, or
+// if there was none.
+func (g *gpu) ready(ctx context.Context) error {
+	if g.working.Load() {
+		return nil
+	}
+	b, err := g.heads.Acquire(ctx)
+	if err != nil {
+		return err
+	}
+	err = g.Copy(ctx, []mem.Extent{b.Extent()}, []mem.Extent{g.first.Extent().Sub(0, b.Extent().Len)})
+	chain.AfterCopy(err, b.Release)
+	return err
 }
 
 // wrap returns a chain's block for received bytes.
@@ -97,26 +106,6 @@ func (g *gpu) wrap(e mem.Extent, free func()) (*chain.Block, error) {
 
 // Flush makes writes of NICs visible to the device.
 func (g *gpu) Flush() error { return g.flush() }
-
-// Copy copies by one of the queues, and waits.
-func (g *gpu) Copy(dst, src []mem.Extent) error {
-	q := <-g.queues
-	defer func() { g.queues <- q }()
-	var err error
-	if b, ok := q.(device.BatchCopier); ok && len(dst) > 1 {
-		err = b.CopyBatch(dst, src)
-	} else {
-		for i := 0; i < len(dst) && err == nil; i++ {
-			err = q.Copy(dst[i], src[i])
-		}
-	}
-	e, errRecord := q.Record()
-	if errRecord != nil {
-		return errors.Join(err, errRecord)
-	}
-	defer e.Close()
-	return errors.Join(err, e.Wait(context.Background())) // until then the memory is in use
-}
 
 // close frees the memory and closes the queues. It may be called again.
 func (g *gpu) close(ctx context.Context) error {
@@ -130,8 +119,5 @@ func (g *gpu) close(ctx context.Context) error {
 			errs = append(errs, a.Close(ctx))
 		}
 	}
-	for _, q := range g.all {
-		errs = append(errs, q.Close(ctx))
-	}
-	return errors.Join(errs...)
+	return errors.Join(append(errs, g.copier.close(ctx))...)
 }

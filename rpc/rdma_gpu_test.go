@@ -238,7 +238,7 @@ func TestDefectShortCopiesReportedFull(t *testing.T) {
 		} {
 			for _, r := range []*mem.Region{pinned, onGPU} {
 				dst := mem.Extent{Region: r, Len: x.dst}
-				n, err := a.CopyFromGPU(dst, x.n, x.pos)
+				n, err := a.CopyFromGPU(t.Context(), dst, x.n, x.pos)
 				if err != nil || n != x.copied {
 					t.Errorf("%+v to %s: %d, %v", x, r.Kind(), n, err)
 				}
@@ -255,11 +255,11 @@ func TestDefectShortCopiesReportedFull(t *testing.T) {
 			t.Errorf("%d copies to the host", n)
 		}
 		for _, x := range [][2]int64{{1, -1}, {-1, 0}, {1, 300_001}} {
-			if _, err := a.CopyFromGPU(mem.All(pinned), x[0], x[1]); !errors.Is(err, errdefs.ErrInvalid) {
+			if _, err := a.CopyFromGPU(t.Context(), mem.All(pinned), x[0], x[1]); !errors.Is(err, errdefs.ErrInvalid) {
 				t.Errorf("%v: %v", x, err)
 			}
 		}
-		if _, err := a.CopyFromGPU(mem.Extent{Region: pinned, Off: 1, Len: pinned.Len()}, 1, 0); !errors.Is(err, errdefs.ErrInvalid) {
+		if _, err := a.CopyFromGPU(t.Context(), mem.Extent{Region: pinned, Off: 1, Len: pinned.Len()}, 1, 0); !errors.Is(err, errdefs.ErrInvalid) {
 			t.Errorf("outside of the memory: %v", err)
 		}
 		if a.Len() != 300_000 {

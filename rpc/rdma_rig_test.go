@@ -3,6 +3,7 @@ package rpc_test
 import (
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"sync/atomic"
@@ -13,6 +14,8 @@ import (
 
 	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/device/sim"
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/fault"
 	"github.com/kvlane/kvlane/internal/testkit"
 	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/rdma"
@@ -25,14 +28,28 @@ import (
 	"github.com/kvlane/kvlane/stream/softnic"
 )
 
+// Operations of a countedDevice that a plan can fail. Stalled copies are in progress until the plan
+// releases them.
+const (
+	opOpenQueue = "open"
+	opCallCopy  = "call-copy"
+	opRecord    = "record"
+	opCopies    = "copies"
+	opRegister  = "register" // with a NIC
+)
+
 // countedDevice counts the calls that copy, by the kinds of their memory, and flushes.
 type countedDevice struct {
 	device.Device
+	plan                              *fault.Plan
 	flush                             func() error
 	toHost, within, toDevice, flushes atomic.Int64
 }
 
 func (d *countedDevice) OpenQueue(o device.QueueOptions) (device.Queue, error) {
+	if err := d.fails(opOpenQueue); err != nil {
+		return nil, err
+	}
 	q, err := d.Device.OpenQueue(o)
 	if err != nil {
 		return nil, err
@@ -42,6 +59,19 @@ func (d *countedDevice) OpenQueue(o device.QueueOptions) (device.Queue, error) {
 		return nil, fmt.Errorf("%T does not copy batches", q)
 	}
 	return &countedQueue{copier, d}, nil
+}
+
+func (d *countedDevice) fails(op string) error {
+	f, _ := d.plan.Hit(op)
+	return f.Err
+}
+
+// ExportDMABuf makes NICs register device memory as peer memory, unless the plan fails that.
+func (d *countedDevice) ExportDMABuf(mem.Extent) (fd int, off int64, err error) {
+	if err := d.fails(opRegister); err != nil {
+		return 0, 0, err
+	}
+	return 0, 0, errdefs.ErrNotSupported
 }
 
 func (d *countedDevice) NeedsFlush() (bool, error) { return true, nil }
@@ -68,13 +98,58 @@ type countedQueue struct {
 }
 
 func (q *countedQueue) Copy(dst, src mem.Extent) error {
+	if err := q.d.fails(opCallCopy); err != nil {
+		return err
+	}
 	q.d.count(dst, src)
 	return q.BatchCopier.Copy(dst, src)
 }
 
 func (q *countedQueue) CopyBatch(dst, src []mem.Extent) error {
+	if err := q.d.fails(opCallCopy); err != nil {
+		return err
+	}
 	q.d.count(dst[0], src[0])
 	return q.BatchCopier.CopyBatch(dst, src)
+}
+
+func (q *countedQueue) Record() (device.Event, error) {
+	if err := q.d.fails(opRecord); err != nil {
+		return nil, err
+	}
+	e, err := q.BatchCopier.Record()
+	if f, hit := q.d.plan.Hit(opCopies); hit && err == nil {
+		e = &faultyEvent{e, f}
+	}
+	return e, err
+}
+
+// faultyEvent is the event of copies that fail, or end when the plan releases them.
+type faultyEvent struct {
+	device.Event
+	f fault.Fault
+}
+
+func (e *faultyEvent) Wait(ctx context.Context) error {
+	if e.f.Action == fault.Stall {
+		if err := e.f.Wait(ctx); err != nil {
+			return err
+		}
+	}
+	_, err := e.Done()
+	return errors.Join(e.Event.Wait(ctx), err)
+}
+
+func (e *faultyEvent) Done() (bool, error) {
+	if e.f.Action != fault.Stall {
+		return true, e.f.Err
+	}
+	select {
+	case <-e.f.Released():
+		return e.Event.Done()
+	default:
+		return false, nil
+	}
 }
 
 // fabric has NICs that reach the memory of a device.
@@ -133,7 +208,7 @@ func newFabricOf(t *testing.T, d device.Device, p rdma.Provider, names ...string
 // nic opens the next NIC in a trust domain of its own.
 func (f *fabric) nic(t *testing.T) *registry.Registry {
 	t.Helper()
-	set := registry.NewDevices(f.provider).NewSet(registry.Options{})
+	set := registry.NewDevices(f.provider).NewSet(registry.Options{Exporter: f.dev})
 	t.Cleanup(func() { must(t, set.Close()) })
 	nic, err := set.NIC(f.names[f.opened%len(f.names)])
 	f.opened++

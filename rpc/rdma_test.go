@@ -98,7 +98,7 @@ func (f *fabric) bytes(t *testing.T, c *chain.Chain) []byte {
 	dst, err := f.dev.AllocHost(c.Len())
 	must(t, err)
 	defer func() { must(t, f.dev.Free(dst)) }()
-	n, err := c.CopyFromGPU(mem.All(dst), c.Len(), 0)
+	n, err := c.CopyFromGPU(t.Context(), mem.All(dst), c.Len(), 0)
 	if err != nil || n != c.Len() {
 		t.Fatalf("copied %d of %d bytes: %v", n, c.Len(), err)
 	}

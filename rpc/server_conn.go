@@ -12,7 +12,6 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/kvlane/kvlane/errdefs"
-	"github.com/kvlane/kvlane/rpc/internal/endpoint"
 	"github.com/kvlane/kvlane/rpc/internal/frame"
 	"github.com/kvlane/kvlane/rpc/internal/pb"
 	"github.com/kvlane/kvlane/wire"
@@ -135,8 +134,8 @@ func (c *serverConn) request(in frameSource, meta *pb.Meta, metaBytes int64) err
 	} else {
 		err = in.Skip() // the call fails by its attachment_size
 	}
-	if errors.Is(err, endpoint.ErrHostMemory) {
-		q.failed = &Error{RDMAMemory, "the server has no memory for the request", err}
+	if code := receiveCode(err); code != OK {
+		q.failed = &Error{code, "the server could not receive the request", err}
 		err = in.Skip()
 	}
 	if err != nil {

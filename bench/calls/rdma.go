@@ -268,7 +268,7 @@ func (c *remoteClient) equal(out *echo.EchoResponse, got *chain.Chain, p place) 
 		return bytes.Equal(b, c.want), err
 	}
 	clear(p.staging.Bytes())
-	n, err := got.CopyFromGPU(mem.All(p.staging), got.Len(), 0)
+	n, err := got.CopyFromGPU(context.Background(), mem.All(p.staging), got.Len(), 0)
 	return n == got.Len() && bytes.Equal(p.staging.Bytes(), c.want), err
 }
 

@@ -106,6 +106,8 @@ func (r *DeviceReader) prefetch() ([]byte, error) {
 	n := min(r.pending.Len(), r.head.Extent().Len)
 	dst := r.head.Extent().Sub(0, n)
 	if err := r.toHost([]mem.Extent{dst}); err != nil {
+		r.has = false
+		chain.AfterCopy(err, r.head.Release)
 		return nil, fmt.Errorf("read the start of a message: %w", err)
 	}
 	r.at, r.have = 0, n
@@ -119,7 +121,8 @@ func (r *DeviceReader) acquire(a *mem.Arena) (mem.ArenaBlock, error) {
 	return a.Acquire(ctx)
 }
 
-// toHost copies the first bytes of pending to the extents, by one call of the device.
+// toHost copies the first bytes of pending to the extents, by one call of the device. After an
+// error the extents may be in use, as chain.AfterCopy reports.
 func (r *DeviceReader) toHost(dst []mem.Extent) error {
 	if err := r.flush(); err != nil {
 		return err
@@ -136,7 +139,19 @@ func (r *DeviceReader) toHost(dst []mem.Extent) error {
 			}
 		}
 	}
-	return r.dev.Copy(to, from)
+	ctx, cancel := context.WithTimeout(r.e.ctx, r.limits.Stall)
+	defer cancel()
+	err := r.dev.Copy(ctx, to, from)
+	if err != nil {
+		n := int64(0)
+		for _, e := range from {
+			n += e.Len
+		}
+		if held, errSlice := r.pending.Slice(0, n); errSlice == nil { // the range is valid
+			chain.AfterCopy(err, held.Release)
+		}
+	}
+	return err
 }
 
 // flush makes bytes that have arrived since the last flush visible.
@@ -177,7 +192,7 @@ func (r *DeviceReader) copy(n int64) (*chain.Chain, error) {
 		done += e.Len
 	}
 	if err := r.toHost(dst); err != nil {
-		out.Release()
+		chain.AfterCopy(err, out.Release)
 		return nil, err
 	}
 	r.pending.Cut(n).Release()

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/mem"
@@ -115,8 +116,14 @@ func (e *Endpoint) Transfer(ctx context.Context, op rdma.WROpcode, local []mem.E
 	err = e.postTransfer(ctx, t, op, local, held, remote)
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	for t.left > 0 {
-		e.changed.Wait()
+	for waits := false; t.left > 0; e.changed.Wait() {
+		if ctx.Err() != nil && !waits {
+			waits = true
+			fence := time.AfterFunc(e.o.Stall, func() {
+				e.Fail(fmt.Errorf("a transfer did not end in %v after its call: %w", e.o.Stall, errdefs.ErrBusy))
+			})
+			defer fence.Stop()
+		}
 	}
 	return errors.Join(err, t.err)
 }

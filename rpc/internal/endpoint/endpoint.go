@@ -31,10 +31,11 @@ import (
 // DefaultQueue is the default length of the send queue and of the receive queue.
 const DefaultQueue = 128
 
-// maxSetup bounds the wait for the blocks of a new endpoint. Without them it uses TCP.
+// maxSetup bounds the wait for the blocks of a new endpoint, and so does half of the time of its
+// handshake. Without them it uses TCP.
 const maxSetup = time.Second
 
-// Options are the options of endpoints. All fields but Queue and Polling are required.
+// Options are the options of endpoints. All fields but Ready, Queue and Polling are required.
 type Options struct {
 	// NIC has the memory of Send and Receive, and registered memory that is sent.
 	NIC *registry.Registry
@@ -45,6 +46,8 @@ type Options struct {
 	Receive, Send *mem.Arena
 	// Wrap returns a chain's block for received bytes. free releases it.
 	Wrap func(e mem.Extent, free func()) (*chain.Block, error)
+	// Ready returns an error if new endpoints must not be opened now. It may be nil.
+	Ready func(ctx context.Context) error
 	// Queue is the length of the send queue and of the receive queue. Default: DefaultQueue.
 	Queue int
 	// Direct offers a second queue pair to kvlane peers, in version 3 of the hello.
@@ -118,8 +121,17 @@ func newEndpoint(ctx context.Context, conn net.Conn, o *Options) (_ *Endpoint, e
 			e.Close(err)
 		}
 	}()
-	ctx, stop := context.WithTimeout(ctx, maxSetup)
+	limit := maxSetup
+	if end, ok := ctx.Deadline(); ok {
+		limit = min(limit, time.Until(end)/2)
+	}
+	ctx, stop := context.WithTimeout(ctx, limit)
 	defer stop()
+	if o.Ready != nil {
+		if err = o.Ready(ctx); err != nil {
+			return nil, err
+		}
+	}
 	n := e.o.Queue
 	e.ch, err = channel.Open(channel.Options{
 		NIC: o.NIC, Connect: rdma.ConnectOptions{Port: o.Port.Number, GIDIndex: o.Port.GIDIndex, MTU: o.Port.MTU}, Depth: n, Receives: n,

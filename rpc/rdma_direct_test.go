@@ -301,8 +301,8 @@ func TestFenceWithoutAnAnswer(t *testing.T) {
 	}
 }
 
-// A transfer that hangs ends its connection at the stall time after its call's deadline. It returns when
-// the NIC no longer accesses the memory. Calls go on by the next connection.
+// A transfer that hangs ends its connection at the stall time after its call's deadline. It returns
+// when the NIC no longer accesses the memory. Calls go on by the next connection.
 func TestHangingTransferEndsItsConnection(t *testing.T) {
 	m := &longMover{began: make(chan struct{}, 100), proceed: make(chan struct{})}
 	f := newFabricWith(t, m)

@@ -36,8 +36,8 @@ func isRDMAFailure(err error) bool {
 	}
 }
 
-// The failure of any operation of the device, and of the registration of any region, fails calls with
-// a code. Later calls succeed, and nothing is left.
+// The failure of any operation of the device, and of the registration of any region, fails calls
+// with a code. Later calls succeed, and nothing is left.
 func TestDeviceOperationNFails(t *testing.T) {
 	long, attached := strings.Repeat("m", 30_000), random(1, 5<<20) // more than a region of the device
 	for _, op := range []string{opOpenQueue, opCallCopy, opRecord, opCopies, opRegister} {
@@ -79,8 +79,8 @@ func TestDeviceOperationNFails(t *testing.T) {
 	}
 }
 
-// echoOnDevice echoes a message and an attachment, and compares both. The attachment that comes back is
-// copied to dst if it is in device memory.
+// echoOnDevice echoes a message and an attachment, and compares both. The attachment that comes
+// back is copied to dst if it is in device memory.
 func echoOnDevice(ctx context.Context, c *rpc.Client, message string, attached []byte, dst *mem.Region) error {
 	var got chain.Chain
 	defer got.Release()
@@ -212,8 +212,8 @@ func TestDeviceMemoryExhausted(t *testing.T) {
 	}
 }
 
-// Copies that hang end with the context of their caller, or with the stall time of a connection. Their
-// memory stays in use until they end, and then returns.
+// Copies that hang end with the context of their caller, or with the stall time of a connection.
+// Their memory stays in use until they end, and then returns.
 func TestDefectMemoryOfHangingCopies(t *testing.T) {
 	f, plan := newFaultyFabric(t)
 	sr, cr := f.open(t, true, func(o *rpc.RDMAOptions) { o.GPU.Queues = 2 }), f.open(t, false, nil)

@@ -12,14 +12,14 @@ import (
 // Copier copies device memory. It is safe for concurrent use.
 type Copier interface {
 	// Copy copies each extent of src to that of dst and returns when no byte moves any more. If ctx
-	// ends before, it returns a *PendingError, and the caller keeps the memory until Done is closed.
-	// Host memory must be pinned.
+	// ends before, it returns a *PendingError, and the caller keeps the memory until Done is
+	// closed. Host memory must be pinned.
 	Copy(ctx context.Context, dst, src []mem.Extent) error
 }
 
 // PendingError is the error of a copy that was in progress when its context ended. The device may
-// write the destination until Done is closed; until then it must not be used for anything else. Done
-// stays open if the device never ends the copy.
+// write the destination until Done is closed; until then it must not be used for anything else.
+// Done stays open if the device never ends the copy.
 type PendingError struct {
 	Cause error
 	Done  <-chan struct{}
@@ -63,9 +63,9 @@ func NewDevice(e mem.Extent, c Copier, free func()) (*Block, error) {
 
 // CopyFromGPU copies n bytes from offset pos to the start of dst, which is pinned or device memory,
 // and returns the number of copied bytes. That is less than n if dst is shorter or the chain ends
-// before. The chain does not change. It returns ErrInvalid for an offset outside the chain and
-// a dst outside its region, and ErrNotSupported, with nothing copied, if the chain has memory that
-// no copier reads. After an error of the copier it reports no bytes. If ctx ends before the copy, the
+// before. The chain does not change. It returns ErrInvalid for an offset outside the chain and a
+// dst outside its region, and ErrNotSupported, with nothing copied, if the chain has memory that no
+// copier reads. After an error of the copier it reports no bytes. If ctx ends before the copy, the
 // error is a *PendingError: dst stays in use until its Done is closed.
 func (c *Chain) CopyFromGPU(ctx context.Context, dst mem.Extent, n, pos int64) (int64, error) {
 	if err := dst.Validate(); err != nil {

@@ -125,6 +125,8 @@ func (e *Engine) ExportTo(m *telemetry.Metrics) error {
 	m.SetStore(e.store.Stats)
 	m.SetPlanner(e.PlanFigures)
 	m.SetNICs(e.NICStats)
+	m.AddJournal(&e.exporter.journal)
+	m.SetConfig(e.cfg.list())
 	var errs []error
 	for _, t := range e.Tiers() {
 		errs = append(errs, m.SetTier(t.Name(), t))

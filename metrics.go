@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 
 	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/journal"
 	"github.com/kvlane/kvlane/internal/unwind"
 	"github.com/kvlane/kvlane/telemetry"
 )
@@ -16,6 +17,7 @@ import (
 // configured.
 type exporter struct {
 	metrics *telemetry.Metrics
+	journal journal.Journal
 	state   atomic.Int32
 }
 

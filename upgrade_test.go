@@ -19,8 +19,8 @@ import (
 
 const upgradeBlocks = 3 // of each page group
 
-// upgradeConfig returns the configuration of the directories in testdata/upgrade.tar.gz: of a tier, file or log, and of one or three
-// page groups.
+// upgradeConfig returns the configuration of the directories in testdata/upgrade.tar.gz: of a tier,
+// file or log, and of one or three page groups.
 func upgradeConfig(dir, tier, groups string) kvlane.Config {
 	attention := kvlane.Geometry{Model: "test", Layers: 2, KVHeads: 2, HeadSize: 16, DType: "bfloat16", BlockTokens: 16, TPSize: 1}
 	c := kvlane.Config{Revision: "r1", Device: kvlane.DeviceConfig{Driver: kvlane.Host}, Store: kvlane.StoreConfig{CacheBytes: 1 << 20}}
@@ -102,7 +102,8 @@ func (w *upgradeWorld) refs(t *testing.T) []kvlane.Ref {
 	return refs
 }
 
-// eachPage calls f with the bytes of each page in each plane, and those that it has in the directories.
+// eachPage calls f with the bytes of each page in each plane, and those that it has in the
+// directories.
 func (w *upgradeWorld) eachPage(f func(page, want []byte)) {
 	for g, m := range w.memory {
 		for plane, at := range m.Planes {

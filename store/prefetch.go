@@ -128,5 +128,6 @@ func (t *PrefetchTask) release() {
 		t.s.admission.Probed(t.probe, now, took)
 	}
 	t.base.SetDone()
+	t.s.pipeline.HasEnded("prefetch", len(t.keys), t.startedAt, t.base.Err)
 	t.s.sched.End(task.Load)
 }

@@ -7,6 +7,8 @@ import (
 	"sync"
 
 	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/journal"
+	"github.com/kvlane/kvlane/internal/statuspage"
 	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/store"
 	"github.com/kvlane/kvlane/store/manager"
@@ -35,14 +37,21 @@ type Metrics struct {
 	remote   map[string]func() remote.PeerStats    // by tier; guarded by mu
 	object   map[string]func() object.RequestStats // by tier; guarded by mu
 	buffers  map[string]func() mem.BufferStats     // guarded by mu
+
+	page     *statuspage.Page
+	journals []*journal.Journal        // guarded by mu
+	config   []statuspage.Setting      // guarded by mu
+	tables   []func() statuspage.Table // guarded by mu
 }
 
 // New returns Metrics without sources.
 func New() *Metrics {
-	return &Metrics{
+	m := &Metrics{
 		tiers: make(map[string]func() tier.Stats), remote: make(map[string]func() remote.PeerStats),
 		object: make(map[string]func() object.RequestStats), buffers: make(map[string]func() mem.BufferStats),
 	}
+	m.page = statuspage.New(statuspage.Source{Metrics: m.WriteText, Ready: m.Ready, Journals: m.allJournals, Config: m.configuration, Tables: m.allTables})
+	return m
 }
 
 // SetReady sets the check for /readyz. The program is not ready while it returns an error. With

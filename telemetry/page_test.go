@@ -21,7 +21,8 @@ const intro = `kvlane serves these metrics in Prometheus's text format:
   server. Every command has those of the build and of the process.
 
 An address is HOST:PORT, on 127.0.0.1 without a host, or unix:/PATH, a socket of mode 0600. Each address serves
-/metrics, /healthz (the process runs) and /readyz (it can serve; 503 while it opens or closes).
+/metrics, /healthz (the process runs), /readyz (it can serve; 503 while it opens or closes) and, at /, a
+[status page](operating.md#the-status-page).
 
 There are [alert rules](alerts.md) and a [dashboard](grafana/kvlane.json). The [glossary](glossary.md) defines the
 words. Metrics of the process and of Go have the names of Prometheus's own clients (process_cpu_seconds_total,

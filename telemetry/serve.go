@@ -10,6 +10,8 @@ import (
 	"net/http"
 	"sync"
 	"time"
+
+	"github.com/kvlane/kvlane/internal/statuspage"
 )
 
 const (
@@ -34,20 +36,19 @@ type Server struct {
 	report sync.Once
 }
 
-// Serve listens on addr (see CheckAddr) and serves the metrics at /metrics until ctx ends or Close
-// is called. It also serves /healthz and /readyz. When Serve returns, the server accepts
-// connections. An error for an invalid or used address contains the address. The caller must call
-// Close, which waits for the end of the server and returns its error.
+// Serve listens on addr (see CheckAddr) and serves the status page at /, and the metrics at
+// /metrics, until ctx ends or Close is called. It also serves /healthz and /readyz. When Serve
+// returns, the server accepts connections. An error for an invalid or used address contains the
+// address. The caller must call Close, which waits for the end of the server and returns its error.
 func (m *Metrics) Serve(ctx context.Context, addr string) (*Server, error) {
-	return Serve(ctx, "metrics", addr, m.Handler())
+	return serve(ctx, "metrics", addr, m.Handler(), m.page.Sample)
 }
 
-// Handler serves /metrics, /healthz and /readyz. It is for programs with their own HTTP server.
+// Handler serves the status page, /metrics, /healthz and /readyz. It is for programs with their own
+// HTTP server. Its page has no charts.
 func (m *Metrics) Handler() http.Handler {
 	mux := http.NewServeMux()
-	mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, _ *http.Request) {
-		_, _ = io.WriteString(w, "kvlane\n\n/metrics  metrics in Prometheus's text format\n/healthz  whether the process runs\n/readyz   whether it can serve\n")
-	})
+	m.page.Handle(mux)
 	mux.HandleFunc("GET /metrics", func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", ContentType)
 		_ = m.WriteText(w) // an error means that the client has disconnected
@@ -72,6 +73,11 @@ func (m *Metrics) HandleHealth(mux *http.ServeMux) {
 // the server in errors. The server has at most 32 concurrent connections. On a loopback address, it
 // refuses requests whose Host header names another host.
 func Serve(ctx context.Context, what, addr string, h http.Handler) (*Server, error) {
+	return serve(ctx, what, addr, h, func() {})
+}
+
+// serve is Serve. It calls sample at the page's interval.
+func serve(ctx context.Context, what, addr string, h http.Handler, sample func()) (*Server, error) {
 	l, url, err := listen(ctx, addr)
 	if err != nil {
 		return nil, fmt.Errorf("serve %s on %q: %w", what, addr, err)
@@ -83,19 +89,30 @@ func Serve(ctx context.Context, what, addr string, h http.Handler) (*Server, err
 		ReadTimeout: requestTimeout, WriteTimeout: responseTimeout, IdleTimeout: idleTimeout,
 		ErrorLog: log.New(io.Discard, "", 0), // standard error belongs to the program
 	}
-	go s.run(ctx, hs, bounded(l))
+	go s.run(ctx, hs, bounded(l), sample)
 	return s, nil
 }
 
-func (s *Server) run(ctx context.Context, hs *http.Server, l net.Listener) {
+func (s *Server) run(ctx context.Context, hs *http.Server, l net.Listener, sample func()) {
 	defer close(s.done)
 	defer s.cancel()
 	serving := make(chan error, 1)
 	go func() { serving <- hs.Serve(l) }()
 	var err error
-	select {
-	case err = <-serving:
-	case <-ctx.Done():
+	samples := time.NewTicker(statuspage.Interval)
+	defer samples.Stop()
+	sample()
+	for waiting := true; waiting; {
+		select {
+		case <-samples.C:
+			sample()
+		case err = <-serving:
+			waiting = false
+		case <-ctx.Done():
+			waiting = false
+		}
+	}
+	if err == nil {
 		// ctx has ended, so the shutdown needs another context.
 		stop, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopTimeout)
 		defer cancel()

@@ -16,7 +16,8 @@ import (
 	"github.com/kvlane/kvlane/internal/testkit"
 )
 
-// quotedCommands returns a page's commands, each with the lines of output that follow it in the page.
+// quotedCommands returns a page's commands, each with the lines of output that follow it in the
+// page.
 func quotedCommands(page string) (commands []string, outputs [][]string) {
 	for _, block := range regexp.MustCompile(`(?m)^(?: {4,}.*\n|\n)+`).FindAllString(page, -1) {
 		quoting := false
@@ -35,7 +36,8 @@ func quotedCommands(page string) (commands []string, outputs [][]string) {
 	return commands, outputs
 }
 
-// missingLine returns the first of the quoted lines that the output lacks, in their order. "..." stands for any text.
+// missingLine returns the first of the quoted lines that the output lacks, in their order. "..."
+// stands for any text.
 func missingLine(quoted []string, output string) string {
 	lines := strings.Split(output, "\n")
 	for _, q := range quoted {
@@ -70,7 +72,8 @@ func writeTrace(t *testing.T, name string, lines int) {
 	must(t, os.WriteFile(name, first.Bytes(), 0o600))
 }
 
-// Every command of docs/operating.md runs, one after the other, and prints the lines that the page quotes.
+// Every command of docs/operating.md runs, one after the other, and prints the lines that the page
+// quotes.
 func TestOperatingPage(t *testing.T) {
 	text, err := os.ReadFile(filepath.Join("..", "..", "docs", "operating.md"))
 	must(t, err)

@@ -86,7 +86,7 @@ Exit codes:
 		if err != nil {
 			return err
 		}
-		slog.SetDefault(log)
+		slog.SetDefault(slog.New(warningHandler{log.Handler(), &watch.warnings}))
 		warnOfEnv()
 		// cobra's own check does not return a usageError
 		if err := cmd.ValidateFlagGroups(); err != nil {

@@ -110,7 +110,7 @@ func TestWatchedAtAWrongAddress(t *testing.T) {
 func TestMetricsAreServedDuringTheEnd(t *testing.T) {
 	addr := freeAddress(t)
 	ctx, cancel := context.WithCancel(t.Context())
-	served, stop, err := (&watchFlags{metricsAddr: addr}).serve(ctx)
+	served, stop, err := (&watchFlags{metricsAddr: addr}).serve(ctx, nil)
 	must(t, err)
 	cancel()
 	time.Sleep(20 * time.Millisecond) // a server that ended with ctx would be gone

@@ -80,9 +80,11 @@ func (t *Task) finish() {
 	if t.direct {
 		close(t.published)
 	}
+	blocks := len(t.sc.Refs.Refs)
 	t.d.putScratch(t.sc)
 	t.sc = nil
 	t.p.ObserveSince(&t.p.Count.DurableTimes, t.startedAt)
 	t.base.SetDone()
+	t.p.HasEnded("dump", blocks, t.startedAt, t.base.Err)
 	t.d.Scheduler.End(task.Dump)
 }

@@ -154,7 +154,9 @@ func (t *Task) finish() {
 	}
 	t.base.SetDone()
 	t.layers.End(t.base.Err())
+	blocks := len(t.sc.Refs.Refs)
 	t.l.putScratch(t.sc)
 	t.sc = nil
+	t.p.HasEnded("load", blocks, t.startedAt, t.base.Err)
 	t.l.Scheduler.End(task.Load)
 }

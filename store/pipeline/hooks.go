@@ -1,6 +1,10 @@
 package pipeline
 
-import "github.com/kvlane/kvlane/block"
+import (
+	"time"
+
+	"github.com/kvlane/kvlane/block"
+)
 
 // Hooks are functions that are called on events of interest to operators. Each may be nil. They are
 // called without locks and concurrently, and delay the block concerned. They may call the store,
@@ -25,6 +29,16 @@ type Hooks struct {
 	// LoadExpired is called when streams of the host program have waited for a load for
 	// Config.WaitMax and are released. The load continues, and its blocks fail with ErrExpired.
 	LoadExpired func(err error)
+	// Ended is called when a load, dump (durable) or prefetch has ended, with the number of its
+	// blocks, the time since it started, and the errors of its blocks, joined.
+	Ended func(operation string, blocks int, took time.Duration, err error)
+}
+
+// HasEnded calls Ended for an operation that started at start. errs returns its errors.
+func (p *Pipeline) HasEnded(operation string, blocks int, start time.Time, errs func() error) {
+	if h := p.Hooks.Ended; h != nil {
+		h(operation, blocks, p.Clock.Now().Sub(start), errs())
+	}
 }
 
 func (h *Hooks) loadExpired(err error) {

@@ -84,20 +84,6 @@ func (c *Call) AcceptStreams(o StreamOptions) ([]*Stream, error) {
 
 type callKey struct{}
 
-// callContext is the context of a handler.
-type callContext struct {
-	context.Context
-	call *Call
-}
-
-// Value returns the call, or the value of the connection's context.
-func (c *callContext) Value(key any) any {
-	if key == (callKey{}) {
-		return c.call
-	}
-	return c.Context.Value(key)
-}
-
 // FromContext returns the call of a handler's context, or nil for other contexts.
 func FromContext(ctx context.Context) *Call {
 	c, _ := ctx.Value(callKey{}).(*Call)

@@ -48,8 +48,8 @@ type ClientOptions struct {
 	// MaxBodyBytes limits a response with its attachment, before and after decompression, and
 	// MaxMetaBytes its meta.
 	MaxBodyBytes, MaxMetaBytes int64
-	// MaxUnsentBytes limits the requests that the server has not read. Further calls fail with
-	// Overcrowded.
+	// MaxUnsentBytes limits the requests that the server has not read. Further calls wait. If the
+	// server reads nothing for a second, they fail with Overcrowded.
 	MaxUnsentBytes int64
 	// Stall limits the time in which a server must send the next 16 KiB of a response or read the
 	// next bytes of requests.

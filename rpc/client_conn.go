@@ -103,7 +103,7 @@ func (c *clientConn) start(ctx context.Context, r *Request) (*pendingCall, error
 	if err := c.register(p); err != nil {
 		return nil, c.settle(p, notSent(err))
 	}
-	if err := c.send(meta, &r.message, o.attachment); err != nil {
+	if err := c.send(ctx, meta, &r.message, o.attachment); err != nil {
 		c.withdraw(p)
 		return nil, c.settle(p, err)
 	}
@@ -153,9 +153,9 @@ func (c *clientConn) withdraw(p *pendingCall) {
 	}
 }
 
-// send queues a request. The first one of the connection has the credential. The caller still owns
-// the message and the attachment.
-func (c *clientConn) send(meta *pb.Meta, message *payload, attachment *chain.Chain) error {
+// send queues a request, when there is space. The first one of the connection has the credential. The
+// caller still owns the message and the attachment.
+func (c *clientConn) send(ctx context.Context, meta *pb.Meta, message *payload, attachment *chain.Chain) error {
 	introduces := false
 	if len(c.c.o.Credential) > 0 && !c.introduced.Load() {
 		c.first.Lock()
@@ -163,9 +163,6 @@ func (c *clientConn) send(meta *pb.Meta, message *payload, attachment *chain.Cha
 		if introduces = !c.introduced.Load(); introduces {
 			meta.AuthenticationData = c.c.o.Credential
 		}
-	}
-	if c.out.overcrowded() {
-		return &Error{Overcrowded, fmt.Sprintf("more than %d bytes wait for the server", c.c.o.MaxUnsentBytes), ErrNotSent}
 	}
 	copied, err := attachment.Slice(0, attachment.Len())
 	if err != nil {
@@ -180,6 +177,11 @@ func (c *clientConn) send(meta *pb.Meta, message *payload, attachment *chain.Cha
 		message.block.Retain()
 		o.block = message.block
 	}
+	if err := c.out.admit(ctx, o.bytes, true); err != nil {
+		o.drop()
+		return notSent(err)
+	}
+	o.admitted = true
 	if introduces {
 		defer c.introduced.Store(true) // after the frame is queued
 	}
@@ -201,6 +203,9 @@ func (c *clientConn) await(ctx context.Context, p *pendingCall) error {
 func (c *clientConn) run() {
 	defer c.c.group.Done()
 	err := c.read()
+	if failed := c.out.failure(); failed != nil {
+		err = failed // it has closed the connection
+	}
 	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
 		err = &Error{EndOfFile, "the server closed the connection", err}
 	}

@@ -174,7 +174,7 @@ func (c *clientConn) fence(t *rdmaTransport, id int64) {
 	meta := &pb.Meta{CorrelationId: &p.id}
 	meta.ProtoReflect().SetUnknown((&placement.Message{Cancel: id}).Append(nil))
 	if c.register(p) == nil {
-		if c.send(meta, new(payload), nil) == nil {
+		if c.send(c.c.ctx, meta, new(payload), nil) == nil {
 			select {
 			case <-p.done:
 				if p.err == nil {

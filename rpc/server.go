@@ -3,9 +3,10 @@ package rpc
 import (
 	"context"
 	"crypto/tls"
-	"errors"
 	"fmt"
 	"net"
+	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -46,18 +47,19 @@ type ServerOptions struct {
 	// idle longest. Default: 16,384.
 	MaxConnections int
 	// MaxPipelined limits the calls in progress on one connection. The server then reads no more
-	// requests from it. Default: 1,024.
+	// requests from it. If the connection has streams, it refuses them with LimitReached. Default:
+	// 1,024.
 	MaxPipelined int
 	// MaxBodyBytes limits a request with its attachment, before and after decompression, and
 	// MaxMetaBytes its meta.
 	MaxBodyBytes, MaxMetaBytes int64
-	// MaxUnsentBytes limits the responses that a client has not read. Further requests fail with
-	// Overcrowded.
+	// MaxUnsentBytes limits the responses that a client has not read. More responses, and requests,
+	// wait. If the client reads nothing for a second, requests fail with Overcrowded.
 	MaxUnsentBytes int64
 	// MemoryBytes limits the memory of all requests in progress, without those of up to 64 KiB.
 	MemoryBytes int64
 	// Stall limits the time in which a client must send the next 16 KiB of a request or read the
-	// next bytes of responses.
+	// next bytes of responses. A client must send 256 KiB of a request a second after that time.
 	Stall time.Duration
 }
 
@@ -177,7 +179,7 @@ func (s *Server) accept(conn net.Conn) {
 	c.changed = sync.NewCond(&c.mu)
 	c.streams = newStreamTable(c.out, s.o.MaxBodyBytes)
 	c.streams.active = c.touch
-	c.ctx, c.cancel = context.WithCancel(context.WithValue(s.ctx, connKey{}, conn))
+	c.ctx, c.cancel = context.WithCancelCause(context.WithValue(s.ctx, connKey{}, conn))
 	c.slot = s.slots.Take(func() { _ = conn.Close() }) // called to make space for another connection
 	s.mu.Lock()
 	if s.stopping.Load() || c.slot == nil {
@@ -185,7 +187,7 @@ func (s *Server) accept(conn net.Conn) {
 		if c.slot != nil {
 			s.slots.Release(c.slot)
 		}
-		c.cancel()
+		c.cancel(errdefs.ErrClosed)
 		_ = conn.Close() // refused
 		return
 	}
@@ -216,8 +218,9 @@ func (s *Server) Stats() ServerStats {
 }
 
 // Shutdown stops gracefully: it accepts no connections, answers new requests with LogOff, waits for
-// the calls in progress and their responses, and closes all connections. If ctx ends first it
-// closes them at once and returns the cause. It returns ErrClosed after Close.
+// the calls in progress and their responses, and closes all connections. If ctx ends first, it closes
+// them at once and returns an error with the cause and the handlers that still run. Close waits for
+// these. It returns ErrClosed after Close.
 func (s *Server) Shutdown(ctx context.Context) error {
 	s.mu.Lock()
 	if s.stopping.Load() {
@@ -230,13 +233,40 @@ func (s *Server) Shutdown(ctx context.Context) error {
 		conns = append(conns, c)
 	}
 	s.mu.Unlock()
-	var err error
 	for _, c := range conns {
-		if err = c.drain(ctx); err != nil {
+		if c.drain(ctx) != nil {
 			break
 		}
 	}
-	return errors.Join(err, s.Close())
+	s.closeAll()
+	ended := make(chan struct{})
+	go func() {
+		s.group.Wait()
+		close(ended)
+	}()
+	select {
+	case <-ctx.Done():
+		return fmt.Errorf("shut down rpc server: handlers that still run: %s: %w", s.running(), context.Cause(ctx))
+	case <-ended:
+		return nil
+	}
+}
+
+// running returns the methods with calls in progress, and the number of these.
+func (s *Server) running() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var list []string
+	for name, m := range s.services.methods {
+		if n := m.calls.now.Load(); n > 0 {
+			list = append(list, fmt.Sprintf("%s (%d)", name, n))
+		}
+	}
+	if len(list) == 0 {
+		return "none"
+	}
+	slices.Sort(list)
+	return strings.Join(list, ", ")
 }
 
 // stop closes the listeners and refuses requests from now on. The caller holds mu.
@@ -250,13 +280,18 @@ func (s *Server) stop() {
 // Close closes all connections, cancels the calls in progress and waits for their handlers. Later
 // calls do nothing.
 func (s *Server) Close() error {
+	s.closeAll()
+	s.group.Wait()
+	return nil
+}
+
+// closeAll closes all connections and cancels the calls in progress.
+func (s *Server) closeAll() {
 	s.cancel()
 	s.mu.Lock()
+	defer s.mu.Unlock()
 	s.stop()
 	for c := range s.conns {
 		_ = c.conn.Close() // its goroutine ends
 	}
-	s.mu.Unlock()
-	s.group.Wait()
-	return nil
 }

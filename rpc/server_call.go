@@ -21,12 +21,12 @@ import (
 type request struct {
 	c                   *serverConn
 	meta                *pb.Meta
-	received            time.Time
+	deadline            time.Time         // sent by the client; zero: none
 	streams             []*Stream         // accepted by the handler
 	fields              map[string]string // user fields of the response
 	message, attachment *chain.Chain
 	bytes               int64   // length of message and attachment
-	failed              error   // the request was not received
+	failed              error   // the request was refused, or not received
 	access              *access // to memory of the client; nil: none
 	release             func()
 	call                Call
@@ -50,10 +50,27 @@ func (q *request) free() {
 	}
 }
 
-// run handles a request and sends its response.
+// run handles a request and sends its response, also if the handler ends its goroutine.
 func (q *request) run() {
 	defer q.c.s.group.Done()
+	returned := false
+	defer func() {
+		if returned {
+			return
+		}
+		if p := recover(); p != nil {
+			panic(p)
+		}
+		q.finish(&q.call, nil, Errorf(Internal, "the handler has ended its goroutine (runtime.Goexit)"))
+	}()
 	call, response, err := q.handle()
+	returned = true
+	q.finish(call, response, err)
+}
+
+// finish ends the context of a call and sends its response.
+func (q *request) finish(call *Call, response proto.Message, err error) {
+	q.ctx.end()
 	q.c.endAccess(q.meta.GetCorrelationId(), q.access)
 	if call != nil {
 		q.streams, q.fields = call.streams, call.Reply.Fields
@@ -89,9 +106,6 @@ func (q *request) handle() (*Call, proto.Message, error) {
 	if s.stopping.Load() {
 		return nil, nil, Errorf(LogOff, "Server is stopping")
 	}
-	if q.c.out.overcrowded() {
-		return nil, nil, Errorf(Overcrowded, "more than %d bytes wait for the client", s.o.MaxUnsentBytes)
-	}
 	if _, ok := s.calls.enter(); !ok {
 		return nil, nil, Errorf(LimitReached, "Reached server's max_concurrency=%d", s.o.MaxConcurrency)
 	}
@@ -111,13 +125,7 @@ func (q *request) handle() (*Call, proto.Message, error) {
 	call := &q.call
 	*call = newCall(m, q.c, q.meta, q.attachment)
 	call.access = q.access
-	q.ctx = callContext{q.c.ctx, call}
-	ctx := context.Context(&q.ctx)
-	if ms := q.meta.GetRequest().GetTimeoutMs(); ms > 0 {
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithDeadline(ctx, q.received.Add(time.Duration(ms)*time.Millisecond))
-		defer cancel()
-	}
+	q.ctx.begin(q.c.ctx, q.deadline, call)
 	h := m.Handle
 	if call.ran = len(s.o.Interceptors) == 0; !call.ran {
 		h = func(ctx context.Context, in proto.Message) (proto.Message, error) {
@@ -125,7 +133,7 @@ func (q *request) handle() (*Call, proto.Message, error) {
 			return m.Handle(ctx, in)
 		}
 	}
-	response, err := s.intercept(h)(ctx, in)
+	response, err := s.intercept(h)(&q.ctx, in)
 	return call, response, err
 }
 
@@ -324,7 +332,11 @@ func (q *request) send(meta *pb.Meta, message payload, attachment *chain.Chain) 
 		return
 	}
 	o.sent = q.end
-	err = q.c.out.write(o) // its error ends the connection, which the reader notices
+	if code := meta.GetResponse().GetErrorCode(); code != 0 {
+		err = q.c.out.write(o)
+	} else {
+		err = q.writeWait(o)
+	}
 	for i, s := range q.streams {
 		if err == nil && meta.GetResponse().GetErrorCode() == 0 {
 			s.opened(streamIDs(wanted)[i], wanted)
@@ -332,6 +344,18 @@ func (q *request) send(meta *pb.Meta, message payload, attachment *chain.Chain) 
 			s.end(&Error{Closed, "the call failed", err})
 		}
 	}
+}
+
+// writeWait writes a response when there is space. It drops it at the call's deadline. Its other
+// errors end the connection, which the reader notices.
+func (q *request) writeWait(o output) error {
+	ctx := q.c.s.ctx
+	if !q.deadline.IsZero() {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithDeadline(ctx, q.deadline)
+		defer cancel()
+	}
+	return q.c.out.writeWait(ctx, o, false)
 }
 
 // inStream puts a response into a frame of the stream that the client requests.

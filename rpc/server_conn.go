@@ -31,7 +31,7 @@ type serverConn struct {
 	out      *writer
 	streams  *streamTable
 	ctx      context.Context // context of the calls; ends with the connection
-	cancel   context.CancelFunc
+	cancel   context.CancelCauseFunc
 	identity any
 	trusted  bool // the credential was checked
 
@@ -41,18 +41,22 @@ type serverConn struct {
 	changed  *sync.Cond        // calls decreased
 }
 
-// run reads requests until the connection ends. Requests before the end get their responses, since
-// the client may have closed only its side.
+// run reads requests until the connection ends, and then cancels the calls. Their responses are still
+// sent, since the client may have closed only its side.
 func (c *serverConn) run() {
 	defer c.s.group.Done()
 	err := c.read()
-	if !errors.Is(err, io.EOF) && !errors.Is(err, net.ErrClosed) || c.out.failed() {
+	failed := c.out.failure()
+	if failed != nil {
+		err = failed // it has closed the connection
+	}
+	if failed != nil || !errors.Is(err, io.EOF) && !errors.Is(err, net.ErrClosed) {
 		c.s.broken.Add(1)
 	}
+	c.cancel(fmt.Errorf("the connection of the call has ended: %w", err))
 	ctx, cancel := context.WithTimeout(c.s.ctx, c.s.o.Stall)
 	_ = c.drain(ctx) // later responses are dropped
 	cancel()
-	c.cancel()
 	c.streams.close(&Error{FailedSocket, "the connection ended", err})
 	c.out.close(fmt.Errorf("write response: %w", net.ErrClosed))
 	if t := c.out.transport; t != nil {
@@ -71,7 +75,7 @@ func (c *serverConn) read() error {
 		return err
 	}
 	c.out.transport = t
-	in := newSource(conn, t, frame.Limits{Body: c.s.o.MaxBodyBytes, Meta: c.s.o.MaxMetaBytes, Stall: c.s.o.Stall})
+	in := newSource(conn, t, frame.Limits{Body: c.s.o.MaxBodyBytes, Meta: c.s.o.MaxMetaBytes, Stall: c.s.o.Stall, Whole: true})
 	return readFrames(in, c.streams, c.request)
 }
 
@@ -117,28 +121,18 @@ func (c *serverConn) request(in frameSource, meta *pb.Meta, metaBytes int64) err
 			return c.deny(in, meta, err)
 		}
 	}
-	release, err := c.s.budget.Take(c.s.ctx, min(in.Left()+metaCost*metaBytes, c.s.o.MemoryBytes))
-	if err != nil {
-		return err
+	q := &request{c: c, meta: meta, access: a, bytes: in.Left()}
+	if ms := meta.GetRequest().GetTimeoutMs(); ms > 0 {
+		q.deadline = time.Now().Add(time.Duration(ms) * time.Millisecond)
 	}
-	c.begin()
-	q := &request{c: c, meta: meta, access: a, bytes: in.Left(), release: release}
-	if meta.GetRequest().GetTimeoutMs() > 0 {
-		q.received = time.Now()
+	if q.failed = c.begin(); q.failed == nil {
+		q.release, q.failed = c.reserve(min(in.Left()+metaCost*metaBytes, c.s.o.MemoryBytes))
 	}
-	size := int64(meta.GetAttachmentSize())
-	if size >= 0 && size <= in.Left() {
-		if q.message, err = in.ReadHost(in.Left() - size); err == nil {
-			q.attachment, err = in.ReadChain(size)
-		}
-	} else {
-		err = in.Skip() // the call fails by its attachment_size
+	if e := (*Error)(nil); q.failed != nil && !errors.As(q.failed, &e) {
+		q.end()
+		return q.failed
 	}
-	if code := receiveCode(err); code != OK {
-		q.failed = &Error{code, "the server could not receive the request", err}
-		err = in.Skip()
-	}
-	if err != nil {
+	if err := q.read(in); err != nil {
 		q.end()
 		return err
 	}
@@ -150,12 +144,40 @@ func (c *serverConn) request(in frameSource, meta *pb.Meta, metaBytes int64) err
 	return nil
 }
 
+// reserve reserves memory for a request. It waits for it, unless frames of streams would wait too.
+func (c *serverConn) reserve(n int64) (release func(), err error) {
+	if !c.streams.used() {
+		return c.s.budget.Take(c.s.ctx, n)
+	}
+	release, ok := c.s.budget.TryTake(n)
+	if !ok {
+		return nil, Errorf(Overcrowded, "the server has no memory for the request, and the connection has streams")
+	}
+	return release, nil
+}
+
+// read reads the data of a request, or skips them if it fails.
+func (q *request) read(in frameSource) (err error) {
+	size := int64(q.meta.GetAttachmentSize())
+	if q.failed != nil || size < 0 || size > in.Left() { // the call fails also by its attachment_size
+		return in.Skip()
+	}
+	if q.message, err = in.ReadHost(in.Left() - size); err == nil {
+		q.attachment, err = in.ReadChain(size)
+	}
+	if code := receiveCode(err); code != OK {
+		q.failed = &Error{code, "the server could not receive the request", err}
+		err = in.Skip()
+	}
+	return err
+}
+
 // deny answers a request without a valid credential. It returns the error, which ends the connection.
 func (c *serverConn) deny(in frameSource, meta *pb.Meta, err error) error {
 	if skipped := in.Skip(); skipped != nil {
 		return skipped
 	}
-	c.begin()
+	_ = c.begin() // the answer is sent also to a client that does not read
 	q := &request{c: c, meta: meta}
 	q.send(&pb.Meta{
 		Response:      &pb.Response{ErrorCode: proto.Int32(int32(Unauthorized)), ErrorText: proto.String("Fail to authenticate")},
@@ -177,14 +199,25 @@ func (c *serverConn) authenticate(meta *pb.Meta) (err error) {
 	return nil
 }
 
-// begin counts a call. It waits while the connection has too many.
-func (c *serverConn) begin() {
+// begin counts a call. It waits while the connection has too many, or too many unread bytes. It
+// returns Overcrowded if the client reads nothing. While the connection has streams, whose frames
+// must not wait for calls, it returns LimitReached for a call too many.
+func (c *serverConn) begin() error {
+	err := c.out.admit(c.ctx, 0, true)
+	if errors.Is(err, errdefs.ErrBusy) {
+		err = &Error{Overcrowded, fmt.Sprintf("more than %d bytes wait for the client", c.s.o.MaxUnsentBytes), err}
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for c.calls >= c.s.o.MaxPipelined {
+	for err == nil && c.calls >= c.s.o.MaxPipelined {
+		if c.streams.used() {
+			err = Errorf(LimitReached, "more than %d calls on a connection with streams", c.s.o.MaxPipelined)
+			break
+		}
 		c.changed.Wait()
 	}
 	c.calls++
+	return err
 }
 
 // end ends a call.

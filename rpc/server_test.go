@@ -5,7 +5,6 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
-	"io"
 	"net"
 	"strings"
 	"sync"
@@ -193,27 +192,6 @@ func TestOvercrowded(t *testing.T) {
 	}
 	if _, err := conn.Write(request(hello)); err != nil || nextReply(t, conn).meta.GetResponse().GetErrorCode() != 0 {
 		t.Errorf("after all was read: %v", err)
-	}
-}
-
-func TestHalfClosedConnection(t *testing.T) {
-	_, addr := startServer(t, rpc.ServerOptions{})
-	conn := dial(t, addr)
-	for range 3 {
-		if _, err := conn.Write(request([]byte("\x0a\x05SLEEP"))); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if err := closeWrite(conn); err != nil {
-		t.Fatal(err)
-	}
-	for range 3 {
-		if r := nextReply(t, conn); r.meta.GetResponse().GetErrorCode() != 0 {
-			t.Error(r.meta)
-		}
-	}
-	if n, err := conn.Read(make([]byte, 1)); !errors.Is(err, io.EOF) {
-		t.Errorf("%d bytes, %v, not the end", n, err)
 	}
 }
 

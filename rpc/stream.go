@@ -6,8 +6,6 @@ import (
 	"io"
 	"sync"
 
-	"google.golang.org/protobuf/proto"
-
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/rpc/chain"
 	"github.com/kvlane/kvlane/rpc/internal/frame"
@@ -86,142 +84,6 @@ type Stream struct {
 	partialCost int64 // bytes that partial counts for
 	received    int64 // bytes taken by Receive
 	reported    int64 // part of received that was reported to the peer
-}
-
-// streamTable has the streams of a connection.
-type streamTable struct {
-	out    *writer
-	active func() // called for each received frame; may be nil
-	max    int64  // bytes of one message, and of all messages that wait for Receive
-
-	mu     sync.Mutex
-	next   int64
-	live   map[int64]*Stream
-	queued int64 // bytes that wait for Receive
-	err    error // reason for the end of the connection
-}
-
-func newStreamTable(out *writer, max int64) *streamTable {
-	return &streamTable{out: out, max: max, live: make(map[int64]*Stream)}
-}
-
-// open adds a stream in the state streamOpening.
-func (t *streamTable) open(o StreamOptions) (*Stream, error) {
-	s := &Stream{table: t, o: o}
-	s.changed.L = &s.mu
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.err != nil {
-		return nil, t.err
-	}
-	if len(t.live) >= maxStreams {
-		return nil, Errorf(LimitReached, "more than %d streams on a connection", maxStreams)
-	}
-	s.id = t.next
-	t.next++
-	t.live[s.id] = s
-	return s, nil
-}
-
-func (t *streamTable) find(id int64) *Stream {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return t.live[id]
-}
-
-// close ends all streams with err.
-func (t *streamTable) close(err error) {
-	t.mu.Lock()
-	t.err = err
-	live := t.live
-	t.live = make(map[int64]*Stream)
-	t.mu.Unlock()
-	for _, s := range live {
-		s.end(err)
-	}
-}
-
-// take counts bytes that wait for Receive. It returns false if there would be too many.
-func (t *streamTable) take(n int64) bool {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.queued+n > t.max+pieceBytes {
-		return false
-	}
-	t.queued += n
-	return true
-}
-
-func (t *streamTable) give(n int64) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.queued -= n
-}
-
-// read handles a frame of a stream. An error ends the connection.
-func (t *streamTable) read(in frameSource, meta []byte) error {
-	if t.active != nil {
-		t.active()
-	}
-	f := new(pb.StreamFrame)
-	if err := proto.Unmarshal(meta, f); err != nil {
-		return fmt.Errorf("decode a frame of a stream: %w: %w", errdefs.ErrInvalid, err)
-	}
-	s := t.find(f.GetStreamId())
-	if s == nil {
-		if f.SourceStreamId != nil && frameType(f) != frameFeedback {
-			_ = t.send(frameReset, f.GetSourceStreamId(), nil, nil, nil) // its error ends the connection
-		}
-		return in.Skip()
-	}
-	switch frameType(f) {
-	case frameData:
-		return s.data(in, f)
-	case frameFeedback:
-		s.mu.Lock()
-		s.consumed = min(max(s.consumed, f.GetFeedback().GetConsumedSize()), s.sent)
-		s.changed.Broadcast()
-		s.mu.Unlock()
-	case frameClose:
-		s.peerClosed(f.GetSourceStreamId())
-	case frameReset:
-		s.peerReset()
-	}
-	return in.Skip()
-}
-
-// The types of frames of streams.
-const (
-	frameReset    = 1
-	frameClose    = 2
-	frameData     = 3
-	frameFeedback = 4
-)
-
-func frameType(f *pb.StreamFrame) int32 { return f.GetFrameType() }
-
-// send writes a frame of a stream.
-func (t *streamTable) send(kind int32, to int64, from *int64, data *chain.Chain, more *bool) error {
-	o, err := newOutput(nil, frame.Stream, &pb.StreamFrame{StreamId: &to, SourceStreamId: from, FrameType: &kind, HasContinuation: more}, nil, data)
-	if err != nil {
-		data.Release()
-		return err
-	}
-	return t.out.write(o)
-}
-
-// settings returns the settings of streams that were opened together.
-func settings(list []*Stream) *pb.StreamSettings {
-	m := &pb.StreamSettings{StreamId: &list[0].id, NeedFeedback: proto.Bool(true), Writable: proto.Bool(!list[0].o.SendOnly)}
-	for _, s := range list[1:] {
-		m.ExtraStreamIds = append(m.ExtraStreamIds, s.id)
-	}
-	return m
-}
-
-// streamIDs returns the ids of settings.
-func streamIDs(m *pb.StreamSettings) []int64 {
-	return append([]int64{m.GetStreamId()}, m.GetExtraStreamIds()...)
 }
 
 // data receives a piece of a message.
@@ -342,9 +204,9 @@ func (s *Stream) peerClosed(peer int64) {
 	s.mu.Unlock()
 	switch state {
 	case streamOpen, streamOpening:
-		_ = s.table.send(frameClose, peer, &s.id, nil, nil) // its error ends the connection
+		_ = s.table.send(frameClose, peer, &s.id) // its error ends the connection
 	case streamClosing:
-		_ = s.table.send(frameReset, peer, nil, nil, nil) // its error ends the connection
+		_ = s.table.send(frameReset, peer, nil) // its error ends the connection
 	case streamEnded:
 	}
 	s.end(io.EOF)
@@ -356,7 +218,7 @@ func (s *Stream) reset(err error) {
 	ended, peer := s.state == streamEnded, s.peer
 	s.mu.Unlock()
 	if !ended {
-		_ = s.table.send(frameReset, peer, nil, nil, nil) // its error ends the connection
+		_ = s.table.send(frameReset, peer, nil) // its error ends the connection
 	}
 	s.end(err)
 }
@@ -401,8 +263,9 @@ func (s *Stream) wait(ctx context.Context, ok func() bool) error {
 }
 
 // Send sends a message. It takes over the chain in any case. It waits until the call's response is
-// sent or received, and while the peer has not consumed MaxBuffered bytes. It returns an *Error
-// with the code Closed after the stream has ended, and for a peer that does not receive.
+// sent or received, while the peer has not consumed MaxBuffered bytes, and while too many bytes of
+// the connection are unread. It returns an *Error: the code Closed after the stream has ended, and for
+// a peer that does not receive. If ctx ends within a message of several MiB, the stream is reset.
 func (s *Stream) Send(ctx context.Context, message *chain.Chain) error {
 	defer message.Release()
 	n := message.Len()
@@ -414,8 +277,6 @@ func (s *Stream) Send(ctx context.Context, message *chain.Chain) error {
 	case err != nil:
 	case s.state > streamOpen:
 		err = &Error{Closed, "send on a stream that was closed", s.err}
-	case s.table.out.overcrowded():
-		err = Errorf(Overcrowded, "more than %d bytes wait for the peer", s.table.out.max)
 	case s.deaf:
 		err = &Error{Closed, "send on a stream whose peer does not receive", errdefs.ErrNotSupported}
 	default:
@@ -427,16 +288,20 @@ func (s *Stream) Send(ctx context.Context, message *chain.Chain) error {
 	if err != nil {
 		return callError(ctx, err)
 	}
-	for first := true; err == nil && (first || message.Len() > 0); first = false {
+	pieces := 0
+	for ; err == nil && (pieces == 0 || message.Len() > 0); pieces++ {
 		piece := message.Cut(segmentBytes)
-		err = s.table.send(frameData, peer, &s.id, piece, proto.Bool(message.Len() > 0))
+		err = s.table.sendData(ctx, peer, &s.id, piece, message.Len() > 0)
 	}
 	s.mu.Lock()
 	s.sending = false
+	if err != nil && pieces == 1 {
+		s.sent -= n // no byte was sent
+	}
 	s.changed.Broadcast()
 	s.mu.Unlock()
-	if err != nil {
-		s.reset(err) // the peer may have a part of the message
+	if err != nil && pieces > 1 {
+		s.reset(err) // the peer has a part of the message
 	}
 	return callError(ctx, err)
 }
@@ -491,7 +356,7 @@ func (s *Stream) Close() error {
 // sendClose sends a CLOSE and ends the stream. The answer to the peer's CLOSE is a RST, as to all
 // frames for streams that have ended. brpc may send none.
 func (s *Stream) sendClose(peer int64) error {
-	err := s.table.send(frameClose, peer, &s.id, nil, nil)
+	err := s.table.send(frameClose, peer, &s.id)
 	s.end(io.EOF)
 	return err
 }

@@ -1,12 +1,14 @@
 package rpc
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net"
 	"os"
 	"runtime"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/protobuf/proto"
@@ -26,6 +28,9 @@ const (
 	// another goroutine goes on.
 	soonBytes = 64 << 10
 	soonWait  = 20 * time.Millisecond
+	// crowdedWait is the time after which a peer that reads nothing gets no more requests or refusals
+	// of its requests, if too many bytes wait for it. It is less if a write may stall for less.
+	crowdedWait = time.Second
 )
 
 // output is a frame that waits to be written.
@@ -36,6 +41,7 @@ type output struct {
 	attachment *chain.Chain
 	bytes      int64
 	sent       func() // called after the write, or after the connection failed; may be nil
+	admitted   bool   // the frame is counted already: it has waited for space
 }
 
 // newOutput encodes a frame. It takes over the attachment if it succeeds. It returns
@@ -71,17 +77,22 @@ func newOutput(t transport, kind frame.Kind, meta proto.Message, message []byte,
 
 // writer writes frames to a connection, several by one system call. If no write is in progress,
 // write writes the frame itself. Otherwise it queues the frame, and another goroutine writes the
-// queue. Callers wait for the peer for at most soonWait.
+// queue. Callers of write wait for the peer for at most soonWait. Frames with data use writeWait:
+// they are queued when at most max bytes wait. A peer that reads nothing for stall ends the
+// connection.
 type writer struct {
 	conn      net.Conn
 	stall     time.Duration
-	max       int64     // bytes that may wait; at twice as many the connection is closed
-	transport transport // nil: conn carries the frames
+	max       int64        // bytes that may wait when a frame is added
+	transport transport    // nil: conn carries the frames
+	moved     atomic.Int64 // Unix nanoseconds of the start of the last write, or of a part of it
 
 	mu      sync.Mutex
+	space   sync.Cond // bytes decreased, or err was set
 	pending []output
 	free    []output // memory for pending
 	bytes   int64    // length of the frames that are not written yet
+	urgent  int64    // part of bytes that did not wait for space
 	busy    bool     // a goroutine writes
 	err     error
 
@@ -91,18 +102,68 @@ type writer struct {
 }
 
 func newWriter(c net.Conn, stall time.Duration, max int64) *writer {
-	return &writer{conn: c, stall: stall, max: max, out: wire.NewSegmentWriter(c)}
+	w := &writer{conn: c, stall: stall, max: max, out: wire.NewSegmentWriter(c)}
+	w.space.L = &w.mu
+	return w
 }
 
-// overcrowded reports whether more bytes wait than are allowed.
-func (w *writer) overcrowded() bool {
+// admit waits while more bytes wait for the peer than are allowed, and counts n more. It returns the
+// cause if ctx ends before, and the error of the connection. With refuse it returns ErrBusy at once
+// for a peer that has read nothing for crowdedWait.
+func (w *writer) admit(ctx context.Context, n int64, refuse bool) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return w.bytes > w.max
+	if w.bytes > w.max && w.err == nil {
+		if err := w.wait(ctx, refuse); err != nil {
+			return err
+		}
+	}
+	if w.err == nil {
+		w.bytes += n
+	}
+	return w.err
+}
+
+// wait waits until there is space, or the connection ends. The caller holds mu.
+func (w *writer) wait(ctx context.Context, refuse bool) error {
+	wake := func() {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		w.space.Broadcast()
+	}
+	defer context.AfterFunc(ctx, wake)()
+	for w.bytes > w.max && w.err == nil {
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		if !refuse {
+			w.space.Wait()
+			continue
+		}
+		left := min(crowdedWait, w.stall/4) - time.Since(time.Unix(0, w.moved.Load()))
+		if left <= 0 {
+			return fmt.Errorf("more than %d bytes wait for the peer: %w", w.max, errdefs.ErrBusy)
+		}
+		timer := time.AfterFunc(left, wake)
+		w.space.Wait()
+		timer.Stop()
+	}
+	return nil
+}
+
+// writeWait is write after waiting for space, as admit does.
+func (w *writer) writeWait(ctx context.Context, o output, refuse bool) error {
+	if err := w.admit(ctx, o.bytes, refuse); err != nil {
+		o.drop()
+		return err
+	}
+	o.admitted = true
+	return w.write(o)
 }
 
 // write sends a frame, now or after the frames before it. It calls o.sent in any case. After an
-// error the connection is closed. The error is ErrBusy if twice the allowed bytes wait.
+// error the connection is closed. The error is ErrBusy if more bytes than are allowed did not wait
+// for space.
 func (w *writer) write(o output) error {
 	first, err := w.enqueue(o)
 	if !first || err != nil {
@@ -141,7 +202,8 @@ func (w *writer) write(o output) error {
 type batch struct {
 	frames []output
 	bytes  int64
-	begun  bool // flushSoon has written a part
+	urgent int64 // part of bytes that did not wait for space
+	begun  bool  // flushSoon has written a part
 }
 
 // take takes the queued frames. The caller holds mu.
@@ -150,6 +212,9 @@ func (w *writer) take() batch {
 	w.pending, w.free = w.free, nil
 	for i := range b.frames {
 		b.bytes += b.frames[i].bytes
+		if !b.frames[i].admitted {
+			b.urgent += b.frames[i].bytes
+		}
 	}
 	return b
 }
@@ -173,16 +238,20 @@ func (w *writer) enqueue(o output) (first bool, err error) {
 		w.mu.Unlock()
 		o.drop()
 		return false, err
-	case w.bytes > 2*w.max:
-		w.err = fmt.Errorf("write frame: %w: more than %d bytes wait for the peer", errdefs.ErrBusy, 2*w.max)
+	case !o.admitted && w.urgent > w.max:
+		w.err = fmt.Errorf("write frame: %w: more than %d bytes wait for the peer", errdefs.ErrBusy, w.max)
 		err := w.err
+		w.space.Broadcast()
 		w.mu.Unlock()
 		_ = w.conn.Close() // the peer does not read
 		o.drop()
 		return false, err
 	}
 	defer w.mu.Unlock()
-	w.bytes += o.bytes
+	if !o.admitted {
+		w.bytes += o.bytes
+		w.urgent += o.bytes
+	}
 	w.pending = append(w.pending, o)
 	first = !w.busy
 	w.busy = true
@@ -206,6 +275,8 @@ func (w *writer) drain() {
 // done counts frames as written. The caller holds mu.
 func (w *writer) done(b *batch, err error) {
 	w.bytes -= b.bytes
+	w.urgent -= b.urgent
+	w.space.Broadcast()
 	w.free = b.frames[:0]
 	if w.err == nil && err != nil {
 		w.err = err
@@ -213,11 +284,11 @@ func (w *writer) done(b *batch, err error) {
 	}
 }
 
-// failed reports whether a write has failed.
-func (w *writer) failed() bool {
+// failure returns the error of a write that has failed, or of close, or nil.
+func (w *writer) failure() error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return w.err != nil
+	return w.err
 }
 
 // close fails later writes with err, and closes the connection.
@@ -226,6 +297,7 @@ func (w *writer) close(err error) {
 	if w.err == nil {
 		w.err = err
 	}
+	w.space.Broadcast()
 	w.mu.Unlock()
 	_ = w.conn.Close() // its error does not matter: the connection is not used any more
 }
@@ -233,6 +305,7 @@ func (w *writer) close(err error) {
 // flush writes and releases frames, unless there was an error. It releases them after errors too.
 func (w *writer) flush(b *batch, err error) error {
 	if err == nil && w.transport != nil {
+		w.moved.Store(time.Now().UnixNano())
 		err = w.transport.send(b.frames)
 		clear(b.frames)
 		return err
@@ -269,6 +342,7 @@ func (w *writer) flushSoon(b *batch) error {
 // extend sets the deadline of the next write to most from now, unless it is between least and most.
 func (w *writer) extend(least, most time.Duration) error {
 	now := time.Now()
+	w.moved.Store(now.UnixNano())
 	if left := w.until.Sub(now); left >= least && left <= most {
 		return nil
 	}

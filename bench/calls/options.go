@@ -38,12 +38,6 @@ type Load struct {
 	Body, Attachment int64
 }
 
-// unsentBytes returns a limit of unsent bytes that permits all requests in progress, and those
-// before them, which may still count as unsent.
-func (l Load) unsentBytes() int64 {
-	return max(rpc.DefaultMaxUnsentBytes, 2*int64(l.Callers)*(l.Body+l.Attachment+headBytes))
-}
-
 // Opener connects a subject for a point. It returns nil for a load that the subject does not
 // support.
 type Opener func(ctx context.Context, l Load) (Subject, error)

@@ -92,7 +92,7 @@ func (c *remoteClient) open(ctx context.Context) error {
 		sides[i] = r
 		c.closes = append(c.closes, func() error { return r.Close(context.Background()) })
 	}
-	s, err := rpc.NewServer(rpc.ServerOptions{MaxUnsentBytes: c.load.unsentBytes(), RDMA: sides[0]})
+	s, err := rpc.NewServer(rpc.ServerOptions{RDMA: sides[0]})
 	if err != nil {
 		return err
 	}
@@ -106,7 +106,7 @@ func (c *remoteClient) open(ctx context.Context) error {
 	}
 	go func() { served <- s.Serve(listener) }()
 	c.closes = append(c.closes, func() error { return errors.Join(s.Close(), <-served) })
-	c.client, err = rpc.NewClient(listener.Addr().String(), rpc.ClientOptions{RDMA: sides[1], MaxUnsentBytes: c.load.unsentBytes()})
+	c.client, err = rpc.NewClient(listener.Addr().String(), rpc.ClientOptions{RDMA: sides[1]})
 	if err != nil {
 		return err
 	}

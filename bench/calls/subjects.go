@@ -67,9 +67,7 @@ func (o *Options) rpc(ctx context.Context, l Load) (_ Subject, err error) {
 			return nil, err
 		}
 	}
-	options := o.Client
-	options.MaxUnsentBytes = l.unsentBytes()
-	if c.Client, err = rpc.NewClient(address, options); err != nil {
+	if c.Client, err = rpc.NewClient(address, o.Client); err != nil {
 		return nil, errors.Join(err, c.Close())
 	}
 	c.stub = echo.NewEchoServiceStub(c.Client)
@@ -78,7 +76,7 @@ func (o *Options) rpc(ctx context.Context, l Load) (_ Subject, err error) {
 
 // serve starts a server and returns its address.
 func (c *client) serve(ctx context.Context) (string, error) {
-	s, err := rpc.NewServer(rpc.ServerOptions{MaxUnsentBytes: c.load.unsentBytes()})
+	s, err := rpc.NewServer(rpc.ServerOptions{})
 	if err != nil {
 		return "", err
 	}

@@ -115,6 +115,9 @@ func (r *input) header(b []byte) (frame.Header, error) {
 	case h.Meta > r.limits.Meta:
 		return h, fmt.Errorf("frame with a meta of %d bytes, of at most %d: %w", h.Meta, r.limits.Meta, errdefs.ErrNoSpace)
 	}
+	if r.limits.Whole {
+		r.pace.Bound(h.Body)
+	}
 	r.left = h.Body - h.Meta
 	return h, nil
 }

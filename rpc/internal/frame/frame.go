@@ -71,6 +71,7 @@ func (h Header) Put(b []byte) error {
 type Limits struct {
 	Body, Meta int64         // bytes
 	Stall      time.Duration // of the next byte and the next 16 KiB of a started frame
+	Whole      bool          // a frame as a whole must arrive in Stall, and its length at wire.PaceRate
 }
 
 // Reader reads frames. It is not safe for concurrent use.
@@ -130,6 +131,9 @@ func (r *Reader) Next() (Header, []byte, error) {
 		return h, nil, fmt.Errorf("frame of %d bytes, of at most %d: %w", h.Body, r.limits.Body, errdefs.ErrNoSpace)
 	case h.Meta > r.limits.Meta:
 		return h, nil, fmt.Errorf("frame with a meta of %d bytes, of at most %d: %w", h.Meta, r.limits.Meta, errdefs.ErrNoSpace)
+	}
+	if r.limits.Whole {
+		r.source.pace.Bound(h.Body)
 	}
 	_, _ = r.in.Discard(HeaderBytes) // they are in the buffer
 	r.body, r.left = h.Body, h.Body-h.Meta

@@ -69,5 +69,5 @@ func (c *callContext) Value(key any) any {
 	case key == (connKey{}):
 		return c.conn.Value(key)
 	}
-	return c.context().Value(key) // such as the context's parent in the hierarchy of package context
+	return c.context().Value(key) // package context finds the own context by a value
 }

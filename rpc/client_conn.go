@@ -153,8 +153,8 @@ func (c *clientConn) withdraw(p *pendingCall) {
 	}
 }
 
-// send queues a request, when there is space. The first one of the connection has the credential. The
-// caller still owns the message and the attachment.
+// send queues a request, when there is space. The first one of the connection has the credential.
+// The caller still owns the message and the attachment.
 func (c *clientConn) send(ctx context.Context, meta *pb.Meta, message *payload, attachment *chain.Chain) error {
 	introduces := false
 	if len(c.c.o.Credential) > 0 && !c.introduced.Load() {

@@ -24,8 +24,8 @@ import (
 // answer is the response of handlers whose response does not matter.
 func answer() *echo.EchoResponse { return &echo.EchoResponse{Message: proto.String("")} }
 
-// Many calls with long attachments share a connection. Requests and responses wait for each other, and
-// none fails.
+// Many calls with long attachments share a connection. Requests and responses wait for each other,
+// and none fails.
 func TestManyLongMessagesOnAConnection(t *testing.T) {
 	const limit = 1 << 20
 	s, addr := startServer(t, rpc.ServerOptions{MaxUnsentBytes: limit})
@@ -85,8 +85,8 @@ func TestResponseWaitsUntilItsDeadline(t *testing.T) {
 	}
 }
 
-// deafServer accepts a connection and reads nothing from it, or with accept one request, whose stream
-// it accepts.
+// deafServer accepts a connection and reads nothing from it, or with accept one request, whose
+// stream it accepts.
 func deafServer(t *testing.T, accept bool) string {
 	t.Helper()
 	l := listen(t, "tcp", "127.0.0.1:0")
@@ -171,7 +171,8 @@ func TestHalfClosedConnection(t *testing.T) {
 	}
 }
 
-// A handler does not heed its context. Shutdown returns at the end of its own, and names the method.
+// A handler does not heed its context. Shutdown returns at the end of its own, and names the
+// method.
 func TestShutdownWithAStuckHandler(t *testing.T) {
 	release := make(chan struct{})
 	s, addr := serve(t, rpc.ServerOptions{}, echo.NewEchoService(echoFunc(func(context.Context, *echo.EchoRequest) (*echo.EchoResponse, error) {
@@ -241,8 +242,8 @@ func TestManyStreamsSend(t *testing.T) {
 	group.Wait()
 }
 
-// A stream sends to a server that does not read. Send ends with its context. The stream goes on, since
-// no part of the message was sent.
+// A stream sends to a server that does not read. Send ends with its context. The stream goes on,
+// since no part of the message was sent.
 func TestStreamSendsToAServerThatDoesNotRead(t *testing.T) {
 	client := newClient(t, deafServer(t, true), rpc.ClientOptions{MaxUnsentBytes: 1 << 20})
 	list, err := client.OpenStreams(t.Context(), echoMethod, &echo.EchoRequest{Message: proto.String("")}, new(echo.EchoResponse), 1, rpc.StreamOptions{MaxBuffered: 1 << 30})
@@ -265,7 +266,8 @@ func TestStreamSendsToAServerThatDoesNotRead(t *testing.T) {
 	}
 }
 
-// A client sends a long request slowly: above the rate of 16 KiB a Stall, but not in time as a whole.
+// A client sends a long request slowly: above the rate of 16 KiB a Stall, but not in time as a
+// whole.
 func TestSlowLongRequest(t *testing.T) {
 	const n, piece = 512 << 10, 8 << 10
 	s, addr := startServer(t, rpc.ServerOptions{Stall: 200 * time.Millisecond})
@@ -307,7 +309,8 @@ func TestHandlerEndsItsGoroutine(t *testing.T) {
 	must(t, s.Shutdown(ctx))
 }
 
-// A server does not read a long request. All calls of the connection fail by the timeout of the write.
+// A server does not read a long request. All calls of the connection fail by the timeout of the
+// write.
 func TestCauseOfAWriteTimeout(t *testing.T) {
 	client := newClient(t, deafServer(t, false), rpc.ClientOptions{Stall: 300 * time.Millisecond})
 	errs := make(chan error, 3)
@@ -368,7 +371,8 @@ func TestContextEndsWithItsHandler(t *testing.T) {
 	}
 }
 
-// The calls of a connection wait in their handlers. Its streams go on, and further calls are refused.
+// The calls of a connection wait in their handlers. Its streams go on, and further calls are
+// refused.
 func TestStreamsDoNotWaitForCalls(t *testing.T) {
 	block := make(chan struct{})
 	s, addr := serve(t, rpc.ServerOptions{MaxPipelined: 2}, echo.NewEchoService(echoFunc(func(ctx context.Context, in *echo.EchoRequest) (*echo.EchoResponse, error) {

@@ -218,9 +218,9 @@ func (s *Server) Stats() ServerStats {
 }
 
 // Shutdown stops gracefully: it accepts no connections, answers new requests with LogOff, waits for
-// the calls in progress and their responses, and closes all connections. If ctx ends first, it closes
-// them at once and returns an error with the cause and the handlers that still run. Close waits for
-// these. It returns ErrClosed after Close.
+// the calls in progress and their responses, and closes all connections. If ctx ends first, it
+// closes them at once and returns an error with the cause and the handlers that still run. Close
+// waits for these. It returns ErrClosed after Close.
 func (s *Server) Shutdown(ctx context.Context) error {
 	s.mu.Lock()
 	if s.stopping.Load() {

@@ -41,8 +41,8 @@ type serverConn struct {
 	changed  *sync.Cond        // calls decreased
 }
 
-// run reads requests until the connection ends, and then cancels the calls. Their responses are still
-// sent, since the client may have closed only its side.
+// run reads requests until the connection ends, and then cancels the calls. Their responses are
+// still sent, since the client may have closed only its side.
 func (c *serverConn) run() {
 	defer c.s.group.Done()
 	err := c.read()
@@ -79,8 +79,8 @@ func (c *serverConn) read() error {
 	return readFrames(in, c.streams, c.request)
 }
 
-// readFrames reads frames until the connection ends or a frame is malformed. handle reads the data of
-// a message.
+// readFrames reads frames until the connection ends or a frame is malformed. handle reads the data
+// of a message.
 func readFrames(in frameSource, streams *streamTable, handle func(in frameSource, meta *pb.Meta, metaBytes int64) error) error {
 	for {
 		h, b, err := in.Next()
@@ -159,7 +159,7 @@ func (c *serverConn) reserve(n int64) (release func(), err error) {
 // read reads the data of a request, or skips them if it fails.
 func (q *request) read(in frameSource) (err error) {
 	size := int64(q.meta.GetAttachmentSize())
-	if q.failed != nil || size < 0 || size > in.Left() { // the call fails also by its attachment_size
+	if q.failed != nil || size < 0 || size > in.Left() { // a wrong size fails the call too
 		return in.Skip()
 	}
 	if q.message, err = in.ReadHost(in.Left() - size); err == nil {
@@ -172,7 +172,8 @@ func (q *request) read(in frameSource) (err error) {
 	return err
 }
 
-// deny answers a request without a valid credential. It returns the error, which ends the connection.
+// deny answers a request without a valid credential. It returns the error, which ends the
+// connection.
 func (c *serverConn) deny(in frameSource, meta *pb.Meta, err error) error {
 	if skipped := in.Skip(); skipped != nil {
 		return skipped

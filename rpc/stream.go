@@ -264,8 +264,9 @@ func (s *Stream) wait(ctx context.Context, ok func() bool) error {
 
 // Send sends a message. It takes over the chain in any case. It waits until the call's response is
 // sent or received, while the peer has not consumed MaxBuffered bytes, and while too many bytes of
-// the connection are unread. It returns an *Error: the code Closed after the stream has ended, and for
-// a peer that does not receive. If ctx ends within a message of several MiB, the stream is reset.
+// the connection are unread. It returns an *Error: the code Closed after the stream has ended, and
+// for a peer that does not receive. If ctx ends within a message of several MiB, the stream is
+// reset.
 func (s *Stream) Send(ctx context.Context, message *chain.Chain) error {
 	defer message.Release()
 	n := message.Len()

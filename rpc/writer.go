@@ -24,12 +24,12 @@ const (
 	inHead = 512
 	// flushBytes is the number of bytes after which a write begins even if more frames wait.
 	flushBytes = 1 << 20
-	// soonBytes is the length up to which write writes frames itself, and soonWait the time after which
-	// another goroutine goes on.
+	// soonBytes is the length up to which write writes frames itself, and soonWait the time after
+	// which another goroutine goes on.
 	soonBytes = 64 << 10
 	soonWait  = 20 * time.Millisecond
-	// crowdedWait is the time after which a peer that reads nothing gets no more requests or refusals
-	// of its requests, if too many bytes wait for it. It is less if a write may stall for less.
+	// crowdedWait is the time after which a peer that reads nothing gets no more requests, and its
+	// own are refused, if too many bytes wait for it. It is less if a write may stall for less.
 	crowdedWait = time.Second
 )
 
@@ -107,9 +107,9 @@ func newWriter(c net.Conn, stall time.Duration, max int64) *writer {
 	return w
 }
 
-// admit waits while more bytes wait for the peer than are allowed, and counts n more. It returns the
-// cause if ctx ends before, and the error of the connection. With refuse it returns ErrBusy at once
-// for a peer that has read nothing for crowdedWait.
+// admit waits while more bytes wait for the peer than are allowed, and counts n more. It returns
+// the cause if ctx ends before, and the error of the connection. With refuse it returns ErrBusy at
+// once for a peer that has read nothing for crowdedWait.
 func (w *writer) admit(ctx context.Context, n int64, refuse bool) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()

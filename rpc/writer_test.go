@@ -12,8 +12,8 @@ import (
 	"github.com/kvlane/kvlane/rpc/internal/pb"
 )
 
-// A peer that reads nothing makes the writer close the connection when too many bytes wait that have
-// not waited for space. All queued frames are released.
+// A peer that reads nothing makes the writer close the connection when too many bytes wait that
+// have not waited for space. All queued frames are released.
 func TestWriterClosesAtTheLimit(t *testing.T) {
 	near, far := net.Pipe()
 	defer func() { _ = far.Close() }() // the test is over

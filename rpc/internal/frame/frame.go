@@ -71,7 +71,8 @@ func (h Header) Put(b []byte) error {
 type Limits struct {
 	Body, Meta int64         // bytes
 	Stall      time.Duration // of the next byte and the next 16 KiB of a started frame
-	Whole      bool          // a frame as a whole must arrive in Stall, and its length at wire.PaceRate
+	// Whole bounds the time of a frame as a whole: Stall, and its length at wire.PaceRate.
+	Whole bool
 }
 
 // Reader reads frames. It is not safe for concurrent use.

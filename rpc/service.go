@@ -16,6 +16,11 @@ import (
 // Handler handles a call. The request belongs to the handler. FromContext returns the attachment
 // and the options of the call. An *Error gives the code of a failure. Other errors become Internal. A
 // panic ends the process, unless an interceptor recovers it.
+//
+// The context ends when the handler has returned, at the deadline that the client has sent, and when
+// the connection ends, also if the client has closed only its side. A cancelled call of a client ends
+// it only if it closes the connection, as those of Pooled and Short connections do. Streams outlive
+// it.
 type Handler func(ctx context.Context, request proto.Message) (response proto.Message, err error)
 
 // Interceptor wraps the handlers of a server. It calls next to run the handler or the next

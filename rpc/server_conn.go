@@ -128,9 +128,11 @@ func (c *serverConn) request(in frameSource, meta *pb.Meta, metaBytes int64) err
 	if q.failed = c.begin(); q.failed == nil {
 		q.release, q.failed = c.reserve(min(in.Left()+metaCost*metaBytes, c.s.o.MemoryBytes))
 	}
-	if e := (*Error)(nil); q.failed != nil && !errors.As(q.failed, &e) {
-		q.end()
-		return q.failed
+	if q.failed != nil {
+		if e := (*Error)(nil); !errors.As(q.failed, &e) {
+			q.end()
+			return q.failed
+		}
 	}
 	if err := q.read(in); err != nil {
 		q.end()

@@ -256,6 +256,8 @@ type StoreConfig struct {
 	WaitMax time.Duration `config:"wait_max_ms"`
 	// Hooks are called for events such as corrupt blocks and failed tiers.
 	Hooks store.Hooks
+	// Tracer makes spans of the store's operations, if it is not nil: see telemetry/oteltrace.
+	Tracer store.Tracer
 }
 
 // GDR selects whether the store's loads and dumps use RDMA NICs that are connected to themselves

@@ -169,7 +169,7 @@ func (e *Engine) openStore(ctx context.Context) error {
 		OpenLoad: e.openLoads, OpenDump: e.openDumps,
 		Verify: e.cfg.Store.Verify, Readers: e.cfg.Store.Readers, Writers: e.cfg.Store.Writers, Tasks: e.cfg.Store.Tasks,
 		Direct:   e.storeDirect(),
-		RowBytes: e.cfg.Stream.rowBytes(), LeaseMax: e.cfg.Store.LeaseMax, WaitMax: e.cfg.Store.WaitMax, AdmitAlways: e.cfg.Store.Admission == AdmissionAlways, Hooks: noted(e.cfg.Store.Hooks, &e.exporter.journal),
+		RowBytes: e.cfg.Stream.rowBytes(), LeaseMax: e.cfg.Store.LeaseMax, WaitMax: e.cfg.Store.WaitMax, AdmitAlways: e.cfg.Store.Admission == AdmissionAlways, Tracer: e.cfg.Store.Tracer, Hooks: noted(e.cfg.Store.Hooks, &e.exporter.journal),
 	})
 	if err != nil {
 		return err

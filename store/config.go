@@ -77,6 +77,8 @@ type Config struct {
 	Clock clockwork.Clock
 	// Hooks are called on events.
 	Hooks Hooks
+	// Tracer makes spans of operations, if it is not nil.
+	Tracer Tracer
 }
 
 // The defaults of Config.

@@ -45,7 +45,7 @@ func (s *Store) prefetch(ctx context.Context, keys []block.Key, probe admission.
 		return nil, fmt.Errorf("prefetch %d blocks: %w", len(keys), err)
 	}
 	p := s.pipeline
-	base := task.New(p, s.sched, task.Load, len(keys))
+	base := task.New(ctx, p, s.sched, task.Load, "prefetch", len(keys))
 	t := &PrefetchTask{
 		Handle: &base.Handle, base: base, s: s, keys: append([]block.Key(nil), keys...),
 		probe: probe, startedAt: p.Clock.Now(),

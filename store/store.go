@@ -67,7 +67,7 @@ func Open(c Config) (*Store, error) {
 	s := &Store{
 		cfg: c,
 		pipeline: pipeline.New(pipeline.Config{
-			Map: m, Index: x, Cache: c.Cache, Lower: c.Next, Verify: c.Verify, Hooks: c.Hooks,
+			Map: m, Index: x, Cache: c.Cache, Lower: c.Next, Verify: c.Verify, Hooks: c.Hooks, Tracer: c.Tracer,
 			Clock: c.Clock, WaitMax: c.WaitMax, LeaseMax: c.LeaseMax, Direct: c.Direct,
 		}),
 		sched:     task.NewScheduler(c.Tasks, c.Clock),
@@ -105,8 +105,10 @@ func (s *Store) newEnv(dir mem.Direction, st *renew.Stream) *batch.Env {
 }
 
 // Lookup returns the tier of each key's block: see index.Index.Lookup.
-func (s *Store) Lookup(ctx context.Context, keys []block.Key) ([]Hit, error) {
+func (s *Store) Lookup(ctx context.Context, keys []block.Key) (_ []Hit, err error) {
 	defer s.pipeline.ObserveSince(&s.pipeline.Count.LookupTimes, s.cfg.Clock.Now())
+	ctx, end := s.pipeline.StartSpan(ctx, pipeline.Span{Operation: "lookup", Blocks: len(keys)})
+	defer func() { end(err) }()
 	return s.pipeline.Index.Lookup(ctx, keys)
 }
 
@@ -117,8 +119,10 @@ func (s *Store) SetAnchors(keys, anchors []block.Key) error {
 
 // LeasePrefix pins the longest prefix of keys whose blocks are all Ready: see
 // index.Index.LeasePrefix.
-func (s *Store) LeasePrefix(ctx context.Context, keys []block.Key, ttl time.Duration) (*Lease, error) {
+func (s *Store) LeasePrefix(ctx context.Context, keys []block.Key, ttl time.Duration) (_ *Lease, err error) {
 	defer s.pipeline.ObserveSince(&s.pipeline.Count.LeaseTimes, s.cfg.Clock.Now())
+	ctx, end := s.pipeline.StartSpan(ctx, pipeline.Span{Operation: "lease", Blocks: len(keys)})
+	defer func() { end(err) }()
 	return s.pipeline.Index.LeasePrefix(ctx, keys, ttl)
 }
 

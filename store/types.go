@@ -41,6 +41,10 @@ type (
 	BlockError = task.BlockError
 	// Hooks are functions that are called on events of interest to operators.
 	Hooks = pipeline.Hooks
+	// Tracer makes spans of a store's operations.
+	Tracer = pipeline.Tracer
+	// Span describes an operation.
+	Span = pipeline.Span
 	// Direct lets tasks copy blocks between files and device memory without host memory.
 	Direct = pipeline.Direct
 	// VerifyPolicy selects where checksums are computed and verified.

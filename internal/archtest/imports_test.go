@@ -125,6 +125,7 @@ var mayImport = map[string]string{
 	"bench/blocks":          onDevice + " internal/present bench bench/rounds bench/sockets block blockio blockio/gateway blockio/server rdma rdma/registry stream wire internal/auth internal/blockhost internal/sys/hostmem",
 	"telemetry":             anyPlain + " store store/manager stream/copy/plan stream/file transfer wire blockio/gateway blockio/server tier/remote tier/object internal/blockhost internal/breaker internal/dirfs internal/journal internal/statuspage",
 	"telemetry/profiles":    "errdefs telemetry",
+	"telemetry/oteltrace":   "store",
 	"internal/leak":         "",
 	"internal/limits":       "errdefs internal/present",
 	"internal/breaker":      "errdefs",

@@ -74,7 +74,7 @@ func (d *Dumper) Dump(ctx context.Context, pg *pages.Pages, refs []pages.Ref, o 
 		d.Scheduler.End(task.Dump)
 		return fail(err)
 	}
-	base := task.New(p, d.Scheduler, task.Dump, len(refs))
+	base := task.New(ctx, p, d.Scheduler, task.Dump, "dump", len(refs))
 	t := &Task{
 		Handle: &base.Handle, base: base, d: d, p: p, startedAt: p.Clock.Now(), layerwise: o.Layerwise,
 		sourceFree: make(chan struct{}), published: make(chan struct{}),

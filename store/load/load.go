@@ -106,7 +106,7 @@ func (l *Loader) Load(ctx context.Context, lease *index.Lease, pg *pages.Pages, 
 		l.Scheduler.End(task.Load)
 		return fail(err)
 	}
-	base := task.New(p, l.Scheduler, task.Load, len(refs))
+	base := task.New(ctx, p, l.Scheduler, task.Load, "load", len(refs))
 	t := &Task{
 		Handle: &base.Handle, base: base, l: l, p: p, lease: lease, layerwise: o.Layerwise,
 		sc: sc, startedAt: p.Clock.Now(),

@@ -108,7 +108,9 @@ func release(t tier.Tier, key []block.Key, leased bool) {
 
 // read reads a block from a tier into the slot of fill. It returns true if the block was not
 // verified; raw is then set. See FetchOptions.Unverified.
-func (p *Pipeline) read(ctx context.Context, t tier.Tier, key block.Key, fill tier.Fill, raw *Unverified) (bool, error) {
+func (p *Pipeline) read(ctx context.Context, t tier.Tier, key block.Key, fill tier.Fill, raw *Unverified) (_ bool, err error) {
+	ctx, end := p.StartSpan(ctx, Span{"get", t.Name(), 1})
+	defer func() { end(err) }()
 	group := p.Map.Formats.Group(key)
 	image := p.Map.Image(fill.Extent(), uint8(group))
 	r, ok := t.(tier.Reader)

@@ -47,6 +47,7 @@ type Config struct {
 	Lower    []tier.Tier // below the cache, from fast to slow
 	Verify   VerifyPolicy
 	Hooks    Hooks
+	Tracer   Tracer // or nil
 	Clock    clockwork.Clock
 	WaitMax  time.Duration // longest wait for a slot, or for a block that another task fills
 	LeaseMax time.Duration // longest wait for the host program while a task holds slots

@@ -37,6 +37,8 @@ type Task struct {
 	sched *Scheduler
 	ctx   context.Context
 
+	endSpan func(error) // nil without a tracer
+
 	// Guarded by Handle.mu.
 	expiredErr  error               // set when the load has expired, until it is in errs
 	finished    bool                // the load can no longer expire
@@ -68,10 +70,13 @@ func (e *BlockError) Error() string {
 // Unwrap returns the cause.
 func (e *BlockError) Unwrap() error { return e.Err }
 
-// New returns a task of n blocks. The caller has called Scheduler.Begin for it.
-func New(p *pipeline.Pipeline, s *Scheduler, kind Kind, n int) *Task {
+// New returns a task of n blocks. The caller has called Scheduler.Begin for it. operation is its
+// name in traces, and ctx has the parent of its span.
+func New(ctx context.Context, p *pipeline.Pipeline, s *Scheduler, kind Kind, operation string, n int) *Task {
 	t := &Task{Handle: Handle{done: make(chan struct{}), blocks: n}, p: p, sched: s}
-	t.ctx, t.cancel = context.WithCancelCause(s.ctx[kind])
+	life, end := p.StartTaskSpan(ctx, s.ctx[kind], pipeline.Span{Operation: operation, Blocks: n})
+	t.endSpan = end
+	t.ctx, t.cancel = context.WithCancelCause(life)
 	t.completions = t.first[:0]
 	return t
 }
@@ -87,6 +92,9 @@ func (t *Task) CancelCause(cause error) { t.cancel(cause) }
 
 // SetDone closes Done and releases the context.
 func (t *Task) SetDone() {
+	if t.endSpan != nil {
+		t.endSpan(t.Err())
+	}
 	close(t.done)
 	t.cancel(nil)
 }

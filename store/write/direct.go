@@ -34,7 +34,7 @@ func (w *Writer) putDirect(ctx context.Context, n int, b *Block) error {
 	if slot.Head.Len > 0 {
 		if why = copyExtent(ctx, w.Loads, w.image(b).Sub(0, slot.Head.Len), slot.Head); why != nil {
 			why = fmt.Errorf("%w: copy the header to device memory: %w", tier.ErrNotDirect, why)
-		} else if why = w.put(ctx, n, func(wait context.Context) error { return w.writeDirect(wait, b) }); why == nil {
+		} else if why = w.put(ctx, n, 1, func(wait context.Context) error { return w.writeDirect(wait, b) }); why == nil {
 			return nil
 		}
 	}
@@ -51,7 +51,7 @@ func (w *Writer) putDirect(ctx context.Context, n int, b *Block) error {
 		return why
 	}
 	p.Index.FellBack(t, b.Key, why)
-	if err := w.put(ctx, n, func(wait context.Context) error { return w.putCopy(wait, t, b) }); err != nil {
+	if err := w.put(ctx, n, 1, func(wait context.Context) error { return w.putCopy(wait, t, b) }); err != nil {
 		return errors.Join(why, err)
 	}
 	return nil

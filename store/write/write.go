@@ -117,7 +117,7 @@ func (w *Writer) writeTier(n int, blocks []Block) {
 		case ok && len(blocks) > 1:
 			together = append(together, b)
 		default:
-			w.handleResult(b, n, w.put(ctx, n, func(wait context.Context) error { return t.Put(wait, b.Key, w.image(b)) }))
+			w.handleResult(b, n, w.put(ctx, n, 1, func(wait context.Context) error { return t.Put(wait, b.Key, w.image(b)) }))
 		}
 	}
 	if len(together) == 0 {
@@ -129,7 +129,7 @@ func (w *Writer) writeTier(n int, blocks []Block) {
 	}
 	ctx, cancel := untilAllEnd(together)
 	defer cancel()
-	_ = w.put(ctx, n, func(wait context.Context) error {
+	_ = w.put(ctx, n, len(together), func(wait context.Context) error {
 		many.PutMany(wait, keys, images, errs)
 		// If one block finds no space, the following blocks wait too.
 		return errs[max(0, slices.IndexFunc(errs, pipeline.IsBusy))]
@@ -142,7 +142,8 @@ func (w *Writer) writeTier(n int, blocks []Block) {
 // untilAllEnd returns a context that ends when the dumps of all blocks are canceled. While one dump
 // is not canceled, the blocks of all are written.
 func untilAllEnd(blocks []*Block) (context.Context, func()) {
-	ctx, cancel := context.WithCancelCause(context.Background())
+	// The values, with the span of a trace, are those of the first.
+	ctx, cancel := context.WithCancelCause(context.WithoutCancel(blocks[0].Task.Context()))
 	var tasks []*task.Task
 	for _, b := range blocks {
 		if !slices.Contains(tasks, b.Task) {
@@ -199,7 +200,7 @@ const fullWait = 10 * time.Millisecond
 
 // put calls put with a context that bounds the wait for space in durable tier n to WaitMax, or to
 // fullWait if the last such wait timed out. Otherwise the waits of all queued writes would add up.
-func (w *Writer) put(ctx context.Context, n int, put func(wait context.Context) error) error {
+func (w *Writer) put(ctx context.Context, n, blocks int, put func(wait context.Context) error) error {
 	p := w.Pipeline
 	waitMax := p.WaitMax
 	if w.full[n].Load() {
@@ -207,7 +208,9 @@ func (w *Writer) put(ctx context.Context, n int, put func(wait context.Context) 
 	}
 	bounded, cancel := p.WithTimeout(ctx, waitMax)
 	defer cancel()
+	bounded, end := p.StartSpan(bounded, pipeline.Span{Operation: "put", Tier: p.Durable[n].Name(), Blocks: blocks})
 	err := put(bounded)
+	end(err)
 	switch {
 	case err == nil:
 		w.full[n].Store(false)

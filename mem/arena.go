@@ -72,6 +72,7 @@ type Arena struct {
 // ArenaStats describes an Arena.
 type ArenaStats struct {
 	Regions   int   // regions at present
+	Bytes     int64 // length of these regions
 	Blocks    int   // blocks of these regions
 	Lent      int   // lent blocks
 	HighWater int   // most blocks lent at a time
@@ -146,6 +147,7 @@ func (a *Arena) Stats() ArenaStats {
 	s := a.stats
 	s.Regions, s.Waiting, s.Kept = len(a.regions), len(a.waiters), len(a.left)
 	for _, r := range a.regions {
+		s.Bytes += r.region.Len()
 		s.Blocks += len(r.lent)
 	}
 	return s

@@ -173,7 +173,7 @@ func TestArenaTrims(t *testing.T) {
 		}
 		lent[2].Release()
 		time.Sleep(200 * time.Millisecond)
-		if s := a.Stats(); s.Regions != 2 || s.Trimmed != 1 || s.Lent != 2 || s.HighWater != 6 || s.Blocks != 4 {
+		if s := a.Stats(); s.Regions != 2 || s.Trimmed != 1 || s.Lent != 2 || s.HighWater != 6 || s.Blocks != 4 || s.Bytes != 2*(128<<10) {
 			t.Errorf("after the time: %+v", s)
 		}
 		time.Sleep(time.Second)

@@ -37,6 +37,7 @@ type Metrics struct {
 	remote   map[string]func() remote.PeerStats    // by tier; guarded by mu
 	object   map[string]func() object.RequestStats // by tier; guarded by mu
 	buffers  map[string]func() mem.BufferStats     // guarded by mu
+	arenas   map[string]func() mem.ArenaStats      // guarded by mu
 
 	page     *statuspage.Page
 	journals []*journal.Journal        // guarded by mu
@@ -49,6 +50,7 @@ func New() *Metrics {
 	m := &Metrics{
 		tiers: make(map[string]func() tier.Stats), remote: make(map[string]func() remote.PeerStats),
 		object: make(map[string]func() object.RequestStats), buffers: make(map[string]func() mem.BufferStats),
+		arenas: make(map[string]func() mem.ArenaStats),
 	}
 	m.page = statuspage.New(statuspage.Source{Metrics: m.WriteText, Ready: m.Ready, Journals: m.allJournals, Config: m.configuration, Tables: m.allTables})
 	return m
@@ -129,7 +131,7 @@ func (m *Metrics) collect(w *textWriter) {
 	for _, name := range slices.Sorted(maps.Keys(m.tiers)) {
 		tiers = append(tiers, &namedTier{name: name, read: m.tiers[name]})
 	}
-	buffers, peers, buckets := maps.Clone(m.buffers), maps.Clone(m.remote), maps.Clone(m.object)
+	buffers, arenas, peers, buckets := maps.Clone(m.buffers), maps.Clone(m.arenas), maps.Clone(m.remote), maps.Clone(m.object)
 	m.mu.Unlock()
 
 	// The sources take their own locks, so they are called without m.mu.
@@ -175,15 +177,25 @@ func (m *Metrics) collect(w *textWriter) {
 		s := blocks()
 		send(w, blockFamilies, &s)
 	}
+	sendPools(w, buffers, arenas)
+	if replay != nil {
+		send(w, replayFamilies, replay)
+	}
+	send(w, processFamilies, readProcess())
+}
+
+// sendPools writes the metrics of buffers and arenas.
+func sendPools(w *textWriter, buffers map[string]func() mem.BufferStats, arenas map[string]func() mem.ArenaStats) {
 	var pools []*namedBuffers
 	for _, name := range slices.Sorted(maps.Keys(buffers)) {
 		pools = append(pools, &namedBuffers{name, buffers[name]()})
 	}
 	send(w, bufferFamilies, pools...)
-	if replay != nil {
-		send(w, replayFamilies, replay)
+	var growing []*namedArena
+	for _, name := range slices.Sorted(maps.Keys(arenas)) {
+		growing = append(growing, &namedArena{name, arenas[name]()})
 	}
-	send(w, processFamilies, readProcess())
+	send(w, arenaFamilies, growing...)
 }
 
 // send writes families with the values of all sources. A family without a value is omitted.

@@ -58,6 +58,7 @@ func Catalog() []Metric {
 	all = appendMetrics(all, objectFamilies)
 	all = appendMetrics(all, blockFamilies)
 	all = appendMetrics(all, bufferFamilies)
+	all = appendMetrics(all, arenaFamilies)
 	all = appendMetrics(all, replayFamilies)
 	return all
 }

@@ -84,6 +84,9 @@ func full(t *testing.T) *telemetry.Metrics {
 	m.SetBuffers("send", func() mem.BufferStats {
 		return mem.BufferStats{SlotPoolStats: mem.SlotPoolStats{Slots: 128, Lent: 9, HighWater: 77, Quarantined: 2, Waiting: 3, Waits: 40, Unzeroed: 5}, Kept: 1}
 	})
+	m.SetArena("rpc-device", func() mem.ArenaStats {
+		return mem.ArenaStats{Regions: 2, Bytes: 2 << 20, Blocks: 30, Lent: 7, HighWater: 29, Waiting: 3, Waits: 41, Grown: 5, Failed: 4, Trimmed: 6, Kept: 1}
+	})
 	m.SetTransfer(func() transfer.Stats {
 		return transfer.Stats{
 			Segments: 2, Connections: 3, Batches: 1, Requests: 14, Refused: 2, Malformed: 1, BytesIn: 4096, BytesOut: 8192, Retries: 5, Fences: 1, Fallbacks: 4, Reconnects: 6, Refusals: 7, QueuesLeft: 8, ConnectRetries: 10,
@@ -226,6 +229,17 @@ func TestScrape(t *testing.T) {
 		`kvlane_plan_observed_total{path="copy-engine",direction="h2d"} 2`,
 		`kvlane_plan_scale{path="copy-engine",direction="h2d"} 1.414213562373095`, // twice the time, of which half counts
 		"kvlane_plan_budget_harm 0",
+		`kvlane_arena_regions{pool="rpc-device"} 2`,
+		`kvlane_arena_bytes{pool="rpc-device"} 2.097152e+06`,
+		`kvlane_arena_blocks{pool="rpc-device"} 30`,
+		`kvlane_arena_blocks_lent{pool="rpc-device"} 7`,
+		`kvlane_arena_blocks_high_water{pool="rpc-device"} 29`,
+		`kvlane_arena_waiting{pool="rpc-device"} 3`,
+		`kvlane_arena_waits_total{pool="rpc-device"} 41`,
+		`kvlane_arena_grown_total{pool="rpc-device"} 5`,
+		`kvlane_arena_failed_total{pool="rpc-device"} 4`,
+		`kvlane_arena_trimmed_total{pool="rpc-device"} 6`,
+		`kvlane_arena_kept{pool="rpc-device"} 1`,
 		`kvlane_buffers{pool="send"} 128`,
 		`kvlane_buffers_lent{pool="send"} 9`,
 		`kvlane_buffers_high_water{pool="send"} 77`,
@@ -321,6 +335,7 @@ func TestSourcesCanBeTakenAway(t *testing.T) {
 	m.SetBlockServer(nil)
 	m.SetManager(nil)
 	m.SetBuffers("send", nil)
+	m.SetArena("rpc-device", nil)
 	for _, name := range []string{"cache", "file", "remote", "object"} {
 		if err := m.SetTier(name, nil); err != nil {
 			t.Fatal(err)

@@ -119,7 +119,7 @@ verbs: ## run the tests of RDMA, files on NFS, a second user and a cut link in a
 	$(GUEST) $(CURDIR)/tools/rxe/run -run Verbs ./transfer
 	$(GUEST) '$(CURDIR)/tools/rxe/run -l 2%' -run Verbs ./transfer
 	$(GUEST) $(CURDIR)/tools/rxe/run -run '^TestLinkIsCut$$' ./transfer
-	$(GUEST) $(CURDIR)/tools/rxe/run -run 'Verbs(BenchTransfer|Replay|StoppedBlockd)' ./cmd/kvlane
+	$(GUEST) $(CURDIR)/tools/rxe/run -run 'Verbs(BenchTransfer|Replay|StoppedBlockd|RPC)' ./cmd/kvlane
 	$(GUEST) '$(CURDIR)/tools/rxe/run -l 2% -t 600' -run 'Verbs(Replay|StoppedBlockd)' ./cmd/kvlane
 
 # Each mutant is built as an overlay: nothing of the tree is changed.
@@ -129,8 +129,9 @@ mutants: ## apply each named defect to the source and check that its test fails
 # Only package gdr has files with the tag.
 nonic: ## check the build without the binding of libibverbs
 	$(GO) build -tags nonic -o /dev/null ./cmd/kvlane
-	$(GO) vet -tags nonic ./gdr
+	$(GO) vet -tags nonic ./gdr ./rpc/...
 	$(GO) test -tags nonic ./gdr
+	$(GO) test -tags nonic -run 'ByRDMA|RDMAFallsBack|DirectPlacement' ./rpc
 
 # Short: the crash test kills another process, which the race detector does not see, and the examples of the help run what
 # other tests run too. Tests skip themselves by testkit.SkipRace where other tests find the same races. The rules of the source and the published figures have one goroutine and are left out. The linters have already run vet.

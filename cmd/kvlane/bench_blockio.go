@@ -104,7 +104,7 @@ func (f *benchBlockio) openFabric() (what string, done func(context.Context) err
 }
 
 func (f *benchBlockio) tryFabric(closers *unwind.Stack) (string, error) {
-	dev, domains, what, err := openFabric(closers, f.device, &f.rdma)
+	dev, domains, what, err := openFabric(closers, f.device, 0, &f.rdma)
 	if err != nil {
 		return "", err
 	}
@@ -123,12 +123,12 @@ func (f *benchBlockio) tryFabric(closers *unwind.Stack) (string, error) {
 
 // openFabric opens a device and two trust domains of a NIC that reaches its memory, and returns a
 // text that describes them. closers closes them, also after an error.
-func openFabric(closers *unwind.Stack, driver string, nics *rdmaFlags) (dev device.Device, domains [2]*gdr.Domain, what string, err error) {
+func openFabric(closers *unwind.Stack, driver string, index int, nics *rdmaFlags) (dev device.Device, domains [2]*gdr.Domain, what string, err error) {
 	c, err := nics.config()
 	if err != nil {
 		return nil, domains, "", err
 	}
-	dev, err = openDevice(driver, 0, sim.Options{HostAddresses: !nics.soft()}) // hardware NICs need them
+	dev, err = openDevice(driver, index, sim.Options{HostAddresses: !nics.soft()}) // hardware NICs need them
 	if err != nil {
 		return nil, domains, "", err
 	}

@@ -87,6 +87,22 @@ var needs = append(settingNeeds(), []need{
 		met: settings.Given("addr"), lacks: "--addr HOST:PORT",
 	},
 	{
+		commands: []string{"rpc bench", "rpc serve", "rpc call"}, flags: []string{"gpu"},
+		met: settings.Is("rdma", "true"), lacks: "--rdma",
+	},
+	{
+		commands: []string{"rpc serve", "rpc call"}, flags: []string{"device", "device-index"},
+		met: settings.Is("gpu", "true"), lacks: "--gpu",
+	},
+	{
+		commands: []string{"rpc bench"}, flags: []string{"device-index"},
+		met: settings.Is("rdma", "true"), lacks: "--rdma",
+	},
+	{
+		commands: []string{"rpc serve", "rpc call"}, flags: []string{"rdma-provider", "nic", "rdma-port", "rdma-gid-index", "rdma-mtu"},
+		met: settings.Is("rdma", "true"), lacks: "--rdma",
+	},
+	{
 		commands: []string{"bench blockio", "rpc bench"}, flags: []string{"device", "rdma-provider", "nic", "rdma-port", "rdma-gid-index", "rdma-mtu"},
 		met: settings.Is("rdma", "true"), lacks: "--rdma",
 	},

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -14,6 +15,8 @@ import (
 	"github.com/kvlane/kvlane/internal/ctxio"
 	"github.com/kvlane/kvlane/internal/kept"
 	"github.com/kvlane/kvlane/internal/present"
+	"github.com/kvlane/kvlane/internal/unwind"
+	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/rpc"
 	"github.com/kvlane/kvlane/rpc/chain"
 	"github.com/kvlane/kvlane/rpc/echo"
@@ -50,6 +53,7 @@ type rpcCall struct {
 	addr, message, attachment, out string
 	timeout                        time.Duration
 	credentials                    rpcCredentials
+	rdma                           rpcRDMA
 }
 
 func newRPCCallCommand() *cobra.Command {
@@ -58,9 +62,12 @@ func newRPCCallCommand() *cobra.Command {
 		Use:   "call",
 		Short: "Call an echo server",
 		Long: `call sends a message to example.EchoService/Echo and prints the message of the response. --attachment also sends the bytes of a file, which are
-neither encoded nor copied. --out writes the attachment of the response to a file.`,
+neither encoded nor copied. --out writes the attachment of the response to a file.
+
+With --rdma the call uses RDMA if the server offers it, and a note reports if it does not. With --gpu the response arrives in memory of the device.`,
 		Example: `  kvlane rpc call --addr 127.0.0.1:8000 --message hello
-  kvlane rpc call --addr 127.0.0.1:8000 --message blocks --attachment blocks.bin --out echoed.bin`,
+  kvlane rpc call --addr 127.0.0.1:8000 --message blocks --attachment blocks.bin --out echoed.bin
+  kvlane rpc call --addr 127.0.0.1:8000 --message hello --rdma`,
 		Args: usageArgs(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error { return f.run(cmd) },
 	}
@@ -72,6 +79,7 @@ neither encoded nor copied. --out writes the attachment of the response to a fil
 	fl.StringVar(&f.out, "out", "", "write the attachment of the response to this file")
 	fl.DurationVar(&f.timeout, "timeout", 10*time.Second, "limit of the call's duration")
 	f.credentials.register(fl)
+	f.rdma.register(fl, "call by RDMA if the server offers it")
 	return cmd
 }
 
@@ -90,11 +98,17 @@ func (f *rpcCall) run(cmd *cobra.Command) (err error) {
 	if err != nil {
 		return err
 	}
+	closers := unwind.New()
+	defer func() { err = errors.Join(err, closeWithin(context.WithoutCancel(cmd.Context()), closers.Close)) }()
+	if err := f.rdma.open(cmd.Context(), &closers, o.TLS != nil); err != nil {
+		return err
+	}
+	o.RDMA = f.rdma.rdma
 	c, err := rpc.NewClient(f.addr, o)
 	if err != nil {
 		return asUsage(fmt.Errorf("--addr: %w", err))
 	}
-	defer func() { err = errors.Join(err, c.Close()) }()
+	closers.AddPlain("client", c.Close)
 	ctx, cancel := context.WithTimeout(cmd.Context(), f.timeout)
 	defer cancel()
 	var sent []byte
@@ -103,6 +117,11 @@ func (f *rpcCall) run(cmd *cobra.Command) (err error) {
 			return err
 		}
 	}
+	return f.call(ctx, cmd, c, sent)
+}
+
+// call makes the call and prints its result.
+func (f *rpcCall) call(ctx context.Context, cmd *cobra.Command, c *rpc.Client, sent []byte) error {
 	var received chain.Chain
 	defer received.Release()
 	stub := echo.NewEchoServiceStub(c)
@@ -113,8 +132,11 @@ func (f *rpcCall) run(cmd *cobra.Command) (err error) {
 	if _, err := fmt.Fprintln(cmd.OutOrStdout(), present.Escape(reply.GetMessage())); err != nil {
 		return err
 	}
+	if r := f.rdma.rdma; r != nil && r.Stats().Connected == 0 {
+		fmt.Fprintln(cmd.ErrOrStderr(), "RDMA was not used: the server does not offer it, or its NIC cannot be reached")
+	}
 	if f.out != "" {
-		return writeAttachment(f.out, &received)
+		return f.write(ctx, &received)
 	}
 	if n := received.Len(); n > 0 {
 		_, err = fmt.Fprintf(cmd.OutOrStdout(), "attachment: %s\n", present.Bytes(n))
@@ -139,13 +161,24 @@ func readAttachment(ctx context.Context, name string) (_ []byte, err error) {
 	return b, nil
 }
 
-// writeAttachment replaces a file with the bytes of a chain.
-func writeAttachment(name string, c *chain.Chain) error {
-	list, err := c.Buffers(nil)
+// write replaces the file of --out with the bytes of a chain.
+func (f *rpcCall) write(ctx context.Context, c *chain.Chain) (err error) {
+	var list net.Buffers
+	if c.OnDevice() {
+		var copied *mem.Region
+		if copied, err = f.rdma.dev.AllocHost(c.Len()); err != nil {
+			return err
+		}
+		_, err = c.CopyFromGPU(ctx, mem.All(copied), c.Len(), 0)
+		defer chain.AfterCopy(err, func() { _ = f.rdma.dev.Free(copied) }) // the device reports it when it is closed
+		list = net.Buffers{copied.Bytes()}
+	} else {
+		list, err = c.Buffers(nil)
+	}
 	if err != nil {
 		return err
 	}
-	err = kept.Replace(name, func(w io.Writer) error {
+	err = kept.Replace(f.out, func(w io.Writer) error {
 		_, err := list.WriteTo(w)
 		return err
 	})

@@ -18,9 +18,7 @@ type rpcBench struct {
 	run                 calls.Options
 	bodies, attachments []string
 	credentials         rpcCredentials
-	remote, gpu         bool
-	device              string
-	rdma                rdmaFlags
+	rdma                rpcRDMA
 	json                bool
 	out                 string
 }
@@ -56,10 +54,10 @@ this process. Ctrl-C ends a run early and prints the results so far.`,
 	fl.DurationVar(&f.run.Duration, "duration", 500*time.Millisecond, "measuring time of a subject in each round")
 	fl.DurationVar(&f.run.Timeout, "timeout", 10*time.Second, "limit of the time of calls after the end of a round")
 	f.credentials.register(fl)
-	fl.BoolVar(&f.remote, "rdma", false, "measure calls by RDMA too")
-	fl.BoolVar(&f.gpu, "gpu", false, "with --rdma: measure attachments in device memory too")
-	registerDevice(fl, &f.device)
-	f.rdma.registerNICs(fl)
+	fl.BoolVar(&f.rdma.on, "rdma", false, "measure calls by RDMA too")
+	fl.BoolVar(&f.rdma.gpu, "gpu", false, "with --rdma: measure attachments in device memory too")
+	f.rdma.registerDevice(fl)
+	f.rdma.nics.registerNICs(fl)
 	fl.BoolVar(&f.json, "json", false, "print one JSON object")
 	fl.StringVar(&f.out, "out", "", "also write the JSON object to this file")
 	return cmd
@@ -84,13 +82,13 @@ func (f *rpcBench) measure(cmd *cobra.Command) (err error) {
 	if err := checkOutput(f.out); err != nil {
 		return err
 	}
-	if f.gpu && !f.remote || f.remote && f.run.Address != "" {
-		return &usageError{errors.New("--gpu needs --rdma, which has a server in this process: omit --addr")}
+	if f.rdma.on && f.run.Address != "" {
+		return &usageError{errors.New("--rdma has a server in this process: omit --addr")}
 	}
 	closers := unwind.New()
 	defer func() { err = errors.Join(err, closeWithin(context.WithoutCancel(cmd.Context()), closers.Close)) }()
 	what := ""
-	if f.remote {
+	if f.rdma.on {
 		if what, err = f.openFabric(&closers); err != nil {
 			return err
 		}
@@ -108,11 +106,11 @@ func (f *rpcBench) measure(cmd *cobra.Command) (err error) {
 // openFabric opens the device and the NICs of the subjects by RDMA, and returns a text that
 // describes them.
 func (f *rpcBench) openFabric(closers *unwind.Stack) (string, error) {
-	dev, domains, what, err := openFabric(closers, f.device, &f.rdma)
+	dev, domains, what, err := openFabric(closers, f.rdma.device, f.rdma.index, &f.rdma.nics)
 	if err != nil {
 		return "", err
 	}
-	fabric := &calls.Fabric{Client: domains[0].NIC, Server: domains[1].NIC, Device: dev, Flush: domains[0].Flush, OnDevice: f.gpu}
+	fabric := &calls.Fabric{Client: domains[0].NIC, Server: domains[1].NIC, Device: dev, Flush: domains[0].Flush, OnDevice: f.rdma.gpu}
 	f.run.Extra = fabric.Openers()
 	return what, nil
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/kvlane/kvlane/bench/calls"
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/auth"
+	"github.com/kvlane/kvlane/internal/unwind"
 	"github.com/kvlane/kvlane/rpc"
 )
 
@@ -29,6 +30,7 @@ func registerServerCredentials(fl *pflag.FlagSet, o *auth.ServerOptions) {
 type rpcServe struct {
 	listen      string
 	credentials auth.ServerOptions
+	rdma        rpcRDMA
 }
 
 func newRPCServeCommand() *cobra.Command {
@@ -41,15 +43,20 @@ refuses new requests, ends those in progress, and exits.
 
 Without client credentials every client has access, so the server listens on loopback addresses only; --insecure permits other addresses. Credentials are
 certificates of clients (--tls-client-ca), tokens (--tokens), or both; they need a certificate of the server. A client sends its token as the credential of
-its first request.`,
-		Example: `  kvlane rpc serve --listen 127.0.0.1:8000`,
-		Args:    usageArgs(cobra.NoArgs),
-		RunE:    func(cmd *cobra.Command, _ []string) error { return f.run(cmd) },
+its first request.
+
+With --rdma clients can use RDMA, and with --gpu their requests arrive in memory of the device. Other clients use sockets. Connections with TLS have no
+RDMA.`,
+		Example: `  kvlane rpc serve --listen 127.0.0.1:8000
+  kvlane rpc serve --listen 10.0.0.1:8000 --insecure --rdma --gpu --device-index 1`,
+		Args: usageArgs(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error { return f.run(cmd) },
 	}
 	fl := cmd.Flags()
 	fl.SortFlags = false
 	fl.StringVar(&f.listen, "listen", "127.0.0.1:8000", "HOST:PORT to listen on; port 0 is a free port")
 	registerServerCredentials(fl, &f.credentials)
+	f.rdma.register(fl, "serve clients by RDMA too")
 	return cmd
 }
 
@@ -72,11 +79,18 @@ func (f *rpcServe) run(cmd *cobra.Command) (err error) {
 			return credentials.Tenant(rpc.TLSState(ctx), token)
 		}
 	}
+	closers := unwind.New()
+	defer func() { err = errors.Join(err, closeWithin(context.WithoutCancel(ctx), closers.Close)) }()
+	if err := f.rdma.open(ctx, &closers, o.TLS != nil); err != nil {
+		return err
+	}
+	f.rdma.export(m, &closers)
+	o.RDMA = f.rdma.rdma
 	s, err := rpc.NewServer(o)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, s.Close()) }()
+	closers.AddPlain("server", s.Close)
 	if err := s.Register(calls.Service()); err != nil {
 		return err
 	}
@@ -97,6 +111,9 @@ func (f *rpcServe) run(cmd *cobra.Command) (err error) {
 	if drained := closeWithin(ctx, s.Shutdown); drained != nil {
 		slog.Warn("calls end with their connections", "error", drained)
 	}
-	t := s.Stats()
-	return errors.Join(<-served, out.close("%d requests, %d failed, %d broken connections\n", t.Requests, t.Failed, t.Broken))
+	t, remote := s.Stats(), ""
+	if r := f.rdma.rdma; r != nil {
+		remote = fmt.Sprintf(", %d by RDMA, %d refused RDMA", r.Stats().Connected, r.Stats().Refused)
+	}
+	return errors.Join(<-served, out.close("%d requests, %d failed, %d broken connections%s\n", t.Requests, t.Failed, t.Broken, remote))
 }

@@ -57,6 +57,8 @@ func TestRPCExamples(t *testing.T) {
 		args := words(strings.ReplaceAll(line, "127.0.0.1:8000", address))
 		if strings.HasPrefix(line, "rpc bench") {
 			args = append(args, "--duration", "2ms", "--rounds", "1")
+		} else if strings.Contains(line, "--rdma") {
+			args = append(args, "--rdma-provider", "soft")
 		}
 		if code, stdout, stderr := execute(t, args...); code != exitOK || stdout == "" {
 			t.Errorf("%s: exit code %d, %s%s", line, code, stdout, stderr)
@@ -100,17 +102,21 @@ func TestRPCRefuses(t *testing.T) {
 		"serve --listen nowhere":      "missing port",
 		"serve --tokens tokens":       "need TLS",
 		"serve --tls-cert server.pem": "must be given together",
-		"call --addr nowhere":         "not HOST:PORT",
-		"call --timeout 0s":           "must be positive",
-		"call --token tokens":         "need TLS",
-		"call --attachment huge":      "longer than",
-		"bench --callers 0":           "must be 1 to 1024",
-		"bench --sizes 64MiB":         "calls of 67108864 bytes",
-		"bench --attachments x":       "--attachments",
-		"bench --rounds -1":           "must be 1 to 1000",
-		"bench --tls-ca server.pem":   "has no effect without --addr",
-		"bench --addr nowhere":        "not HOST:PORT",
-		"bench x":                     "unknown command",
+		"serve --rdma --tokens tokens --tls-cert server.pem --tls-key server.key": "no effect on connections with TLS",
+		"call --rdma --tls-ca server.pem":                                         "no effect on connections with TLS",
+		"serve --gpu":                                                             "add that, or omit --gpu",
+		"call --rdma --device sim":                                                "add that, or omit --device",
+		"call --addr nowhere":                                                     "not HOST:PORT",
+		"call --timeout 0s":                                                       "must be positive",
+		"call --token tokens":                                                     "need TLS",
+		"call --attachment huge":                                                  "longer than",
+		"bench --callers 0":                                                       "must be 1 to 1024",
+		"bench --sizes 64MiB":                                                     "calls of 67108864 bytes",
+		"bench --attachments x":                                                   "--attachments",
+		"bench --rounds -1":                                                       "must be 1 to 1000",
+		"bench --tls-ca server.pem":                                               "has no effect without --addr",
+		"bench --addr nowhere":                                                    "not HOST:PORT",
+		"bench x":                                                                 "unknown command",
 	} {
 		code, stdout, stderr := execute(t, append([]string{"rpc"}, words(line)...)...)
 		if code != exitUsage || !strings.Contains(stderr, want) || stdout != "" {

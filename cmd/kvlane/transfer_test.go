@@ -37,7 +37,13 @@ type running struct {
 // has not before.
 func interruptible(t *testing.T, args ...string) *running {
 	t.Helper()
-	ctx, interrupt := context.WithCancel(context.Background())
+	return interruptibleIn(context.Background(), t, args...)
+}
+
+// interruptibleIn runs a command in a context.
+func interruptibleIn(ctx context.Context, t *testing.T, args ...string) *running {
+	t.Helper()
+	ctx, interrupt := context.WithCancel(ctx)
 	r, w := io.Pipe()
 	var errs bytes.Buffer
 	done := make(chan int, 1)

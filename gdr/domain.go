@@ -39,6 +39,11 @@ func (n *NICs) OpenDomain() (_ *Domain, err error) {
 	return d, nil
 }
 
+// Port returns the options that select the port, address and MTU of Connect.
+func (d *Domain) Port() rdma.PortOptions {
+	return rdma.PortOptions{Port: d.Connect.Port, GIDIndex: &d.Connect.GIDIndex, MTU: d.Connect.MTU}
+}
+
 // Close closes the NIC. It returns ErrBusy while memory is in use or queue pairs are open, and may
 // be called again.
 func (d *Domain) Close() error { return d.set.Close() }

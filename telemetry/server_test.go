@@ -273,3 +273,47 @@ func TestUnknownHostIsInvalid(t *testing.T) {
 		t.Errorf("serve on an unknown host: %v", err)
 	}
 }
+
+// Only its user can access a socket. It is removed when the server ends, and replaced if its
+// process has died.
+func TestServesOnUnixSockets(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, fmt.Sprintf("m-%d.sock", os.Getpid()))
+	addr := "unix:" + filepath.Join(dir, "m-{pid}.sock")
+	for _, left := range []bool{false, true} {
+		if left { // the socket of a killed process exists
+			makeStaleSocket(t, path)
+		}
+		srv, err := telemetry.New().Serve(t.Context(), addr)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if info, err := os.Stat(path); err != nil || info.Mode().Perm() != 0o600 {
+			t.Errorf("the socket: %v, %v", info, err)
+		}
+		if srv.URL() != "unix:"+path {
+			t.Errorf("the address is %q", srv.URL())
+		}
+		if status, body := get(t, "unix", path, "/metrics"); status != http.StatusOK || !strings.Contains(body, "kvlane_build_info{") {
+			t.Errorf("status %d: %s", status, body)
+		}
+		if _, err := telemetry.New().Serve(t.Context(), addr); err == nil || !strings.Contains(err.Error(), "address already in use") {
+			t.Errorf("a second server: %v", err)
+		}
+		if err := srv.Close(); err != nil {
+			t.Error(err)
+		}
+		if _, err := os.Lstat(path); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("after the end: %v", err)
+		}
+	}
+	if err := os.WriteFile(path, []byte("data"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := telemetry.New().Serve(t.Context(), addr); !errors.Is(err, errdefs.ErrExists) {
+		t.Errorf("over a file: %v", err)
+	}
+	if data, err := os.ReadFile(path); err != nil || string(data) != "data" {
+		t.Errorf("the file afterwards: %q, %v", data, err)
+	}
+}

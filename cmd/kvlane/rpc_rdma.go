@@ -13,7 +13,6 @@ import (
 	"github.com/kvlane/kvlane/internal/sys/hostmem"
 	"github.com/kvlane/kvlane/internal/unwind"
 	"github.com/kvlane/kvlane/mem"
-	"github.com/kvlane/kvlane/rdma"
 	"github.com/kvlane/kvlane/rpc"
 	"github.com/kvlane/kvlane/telemetry"
 )
@@ -72,8 +71,7 @@ func (f *rpcRDMA) open(ctx context.Context, closers *unwind.Stack, tls bool) err
 		return err
 	}
 	closers.AddPlain("NIC", d.Close)
-	o.NIC, o.Flush = d.NIC, d.Flush
-	o.Port = rdma.PortOptions{Port: d.Connect.Port, GIDIndex: &d.Connect.GIDIndex, MTU: d.Connect.MTU}
+	o.NIC, o.Port, o.Flush = d.NIC, d.Port(), d.Flush
 	if f.rdma, err = rpc.OpenRDMA(o); err != nil {
 		return err
 	}

@@ -133,7 +133,7 @@ func sayHello(nc net.Conn, h *Hello) (*conn, error) {
 		err = invalid("result of hello with %d bytes of data", data)
 	}
 	if err == nil {
-		err = r.Status.Err()
+		err = r.Err()
 	}
 	if err != nil {
 		return nil, &wire.AnswerError{Err: err}

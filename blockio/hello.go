@@ -14,8 +14,9 @@ const helloMagic = "\x89KVIO\r\n\x1a"
 const (
 	helloBytes       = 112 // with the head
 	helloResultBytes = 96
-	// MaxHelloBytes is the length of the longest hello.
-	MaxHelloBytes = helloBytes + MaxTokenBytes + MaxIdentities*(40+8*block.MaxShards)
+	// MaxHelloBytes is the length of the longest hello. A server reads a hello before it knows the
+	// client's credential, so all identities together have at most about 16,000 shards.
+	MaxHelloBytes = 128 << 10
 )
 
 // Format is a declared identity with the layout of its images.
@@ -72,6 +73,15 @@ func (e *VersionError) Error() string {
 // Unwrap returns ErrMismatch.
 func (e *VersionError) Unwrap() error { return errdefs.ErrMismatch }
 
+// bytes returns the length of the hello.
+func (h *Hello) bytes() int {
+	n := helloBytes + len(h.Token)
+	for i := range h.Formats {
+		n += 40 + 8*len(h.Formats[i].ShardBytes)
+	}
+	return n
+}
+
 // Validate returns ErrInvalid for a hello that may not be sent.
 func (h *Hello) Validate() error {
 	switch {
@@ -79,6 +89,9 @@ func (h *Hello) Validate() error {
 		return invalid("hello with id %d of client %x and %d ms", h.ID, h.Client, h.RemainingMillis)
 	case len(h.Token) > MaxTokenBytes || len(h.Formats) > MaxIdentities:
 		return invalid("hello with %d identities and a token of %d bytes", len(h.Formats), len(h.Token))
+	}
+	if n := h.bytes(); n > MaxHelloBytes {
+		return invalid("hello of %d bytes, of at most %d: declare fewer identities or shards", n, MaxHelloBytes)
 	}
 	seen := make(map[uint64]bool, len(h.Formats))
 	for i := range h.Formats {
@@ -186,6 +199,24 @@ func (h *HelloResult) Validate() error {
 		return invalid("result of hello without the boot's number")
 	}
 	return h.Limits.Validate()
+}
+
+// Errors of the results of hello.
+var (
+	// errConnections wraps ErrBusy: a server has no other reason for a busy hello.
+	errConnections = fmt.Errorf("the server has no free connection for this tenant: use fewer clients, or raise --max-connections of the server: %w", errdefs.ErrBusy)
+	errCredential  = fmt.Errorf("the server refuses the credential: check the token or the client certificate: %w", ErrDenied)
+)
+
+// Err returns the error of the status, or nil for StatusOK.
+func (h *HelloResult) Err() error {
+	switch h.Status {
+	case StatusBusy:
+		return errConnections
+	case StatusDenied:
+		return errCredential
+	}
+	return h.Status.Err()
 }
 
 // Answers returns ErrInvalid if h is not a result of q.

@@ -101,7 +101,6 @@ type FrameReader struct {
 	buf        []byte
 	start, end int // of the bytes in buf that are not consumed
 	prefix     [FramePrefixBytes]byte
-	body       []byte // for bodies that are longer than buf
 	left       uint64 // data bytes of the last frame that were not read
 	err        error
 }
@@ -179,19 +178,23 @@ func (f *FrameReader) take(n int, first bool) ([]byte, error) {
 }
 
 // takeLong implements take for more bytes than the buffer holds. It allocates memory as bytes
-// arrive, so that a peer that announces many bytes and sends few costs little memory.
+// arrive, so that a peer that announces many bytes and sends few costs little memory. The reader
+// does not keep the memory.
 func (f *FrameReader) takeLong(n int) ([]byte, error) {
-	f.body = f.body[:0]
-	for len(f.body) < n {
-		step := min(max(len(f.body), readerBytes), n-len(f.body))
-		at := len(f.body)
-		f.body = append(f.body, make([]byte, step)...)
-		if err := f.fill(f.body[at:]); err != nil {
+	var body []byte
+	for len(body) < n {
+		step := min(max(len(body), readerBytes), n-len(body))
+		at := len(body)
+		body = append(body, make([]byte, step)...)
+		if err := f.fill(body[at:]); err != nil {
 			return nil, err
 		}
 	}
-	return f.body, nil
+	return body, nil
 }
+
+// LimitBody replaces the limit of the bodies of further frames.
+func (f *FrameReader) LimitBody(n uint32) { f.maxBody = n }
 
 // fill reads exactly len(p) bytes, starting with those in the buffer.
 func (f *FrameReader) fill(p []byte) error {

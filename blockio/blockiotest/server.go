@@ -142,6 +142,7 @@ func (c *session) serve(ctx context.Context, jobs *sync.WaitGroup) error {
 		c.formats[blockio.IdentityHash(f.Identity)] = l
 	}
 	c.limits = c.s.limits.Min(h.Limits)
+	r.LimitBody(c.limits.BodyBytes())
 	answer := blockio.HelloResult{ID: h.ID, Status: blockio.StatusOK, Boot: c.s.boot, Limits: c.limits}
 	if string(h.Token) == "wrong" {
 		answer = blockio.HelloResult{ID: h.ID, Status: blockio.StatusDenied}

@@ -18,11 +18,13 @@ import (
 var le = binary.LittleEndian
 
 const (
-	copyBytes  = 64 << 10
-	window     = 4       // reads in progress for a store
-	smallBytes = 2 << 10 // of a small slot: a flag of up to 82 entries
-	headBytes  = 40      // of a frame
-	answerBit  = 0x80    // of the operation of results
+	copyBytes = 64 << 10
+	// maxBodyBytes is the length of the longest frame after hello: one with blockio.MaxKeys keys.
+	maxBodyBytes = headBytes + 40*blockio.MaxKeys
+	window       = 4       // reads in progress for a store
+	smallBytes   = 2 << 10 // of a small slot: a flag of up to 82 entries
+	headBytes    = 40      // of a frame
+	answerBit    = 0x80    // of the operation of results
 )
 
 // session is a client's connection with its queue pair. It has a goroutine for each direction of
@@ -77,7 +79,7 @@ func (s *session) run() {
 	s.work.Go(func() { s.end(s.forwardResults()) })
 	s.work.Wait()
 	err := context.Cause(s.ctx)
-	if errors.Is(err, errdefs.ErrInvalid) || errors.As(err, new(*rdma.WCError)) {
+	if errors.Is(err, errdefs.ErrInvalid) || errors.Is(err, errdefs.ErrCorrupt) || errors.As(err, new(*rdma.WCError)) {
 		s.g.refused.Add(1)
 	}
 	if s.queue != nil {
@@ -126,6 +128,7 @@ func (s *session) forwardRequests() error {
 		if err != nil {
 			return err
 		}
+		r.LimitBody(maxBodyBytes) // only the first frame is a hello
 		if kind == blockio.OpAttach {
 			if err := s.attach(body, data); err != nil {
 				return err

@@ -37,12 +37,17 @@ type conn struct {
 
 	reading, writing deadline // of the goroutines of read and send
 
-	answers chan *answer // the channel has space for all credits and for control requests
+	admitted bool          // counted as a connection of tenant
+	answers  chan *answer  // it has space for all credits and for control requests
+	freed    chan struct{} // buffers one; notified when a request has ended
 
 	mu       sync.Mutex
 	ended    []*answer          // for further requests
+	kept     int                // bytes of ended
 	progress map[uint64]*answer // by request id, until its result is sent
 	credits  int                // that the client has not used
+	controls int                // control requests in progress
+	held     int64              // the cost of all requests
 	over     bool               // answers is closed
 }
 
@@ -50,6 +55,8 @@ type conn struct {
 type answer struct {
 	request  blockio.Request
 	deadline time.Time
+	late     bool // its time ended before it had memory, or within a store
+	entries  int  // of the request
 	result   blockio.Result
 	blocks   []blockhost.Block // of each entry of a retrieve; pinned until the result is sent
 
@@ -57,15 +64,17 @@ type answer struct {
 	canceled bool
 	queued   bool  // for the sender
 	work     *work // in progress, or given up; nil: none
+	cost     int64 // of its memory
+	shared   bool  // cost is part of the server's memory
 }
 
-// hello reads the hello and sends its result.
-func (s *Server) hello(nc, raw net.Conn) (*conn, error) {
+// hello reads the hello and sends its result. It releases slot when the credential is known.
+func (s *Server) hello(nc, raw net.Conn, slot *wire.Slot) (*conn, error) {
 	c := &conn{
 		s: s, nc: nc, raw: raw, spaces: make(map[uint64]*blockhost.Space), progress: make(map[uint64]*answer), w: wire.NewFrameWriter(nc),
-		r: wire.NewFrameReader(nc, blockio.MaxHelloBytes, blockio.MaxRequestBytes), leases: leases{all: make(map[uint64]*lease)},
+		freed: make(chan struct{}, 1), r: wire.NewFrameReader(nc, blockio.MaxHelloBytes, blockio.MaxRequestBytes), leases: leases{all: make(map[uint64]*lease)},
 	}
-	c.ctx, c.stop = context.WithCancel(context.Background())
+	c.ctx, c.stop = context.WithCancel(s.ctx)
 	body, data, err := c.r.Next()
 	if err != nil {
 		return c, err
@@ -75,7 +84,7 @@ func (s *Server) hello(nc, raw net.Conn) (*conn, error) {
 		err = fmt.Errorf("hello with data: %w", errdefs.ErrInvalid)
 	}
 	if err == nil {
-		err = c.admit(&h)
+		err = c.admit(&h, slot)
 	}
 	r := blockio.HelloResult{ID: h.ID, Status: blockio.StatusOf(err)}
 	if errors.Is(err, blockio.ErrDenied) {
@@ -84,7 +93,8 @@ func (s *Server) hello(nc, raw net.Conn) (*conn, error) {
 	if err == nil {
 		c.limits = s.o.Limits.Min(h.Limits)
 		c.credits = int(c.limits.Credits)
-		c.answers = make(chan *answer, c.credits+2*blockio.MaxCredits)
+		c.answers = make(chan *answer, 2*c.credits+controlRequests)
+		c.r.LimitBody(c.limits.BodyBytes())
 		r.Boot, r.Limits = s.boot, c.limits
 		keepAlive := time.Duration(c.limits.KeepAliveMillis) * time.Millisecond
 		c.reading = deadline{set: nc.SetReadDeadline, keepAlive: keepAlive}
@@ -97,8 +107,8 @@ func (s *Server) hello(nc, raw net.Conn) (*conn, error) {
 	return c, errors.Join(err, packErr)
 }
 
-// admit checks the credentials and opens the identities.
-func (c *conn) admit(h *blockio.Hello) (err error) {
+// admit checks the credentials, and opens the identities if the tenant has a free connection.
+func (c *conn) admit(h *blockio.Hello, slot *wire.Slot) (err error) {
 	var state *tls.ConnectionState
 	if t, ok := c.nc.(interface{ ConnectionState() tls.ConnectionState }); ok {
 		cs := t.ConnectionState()
@@ -107,6 +117,11 @@ func (c *conn) admit(h *blockio.Hello) (err error) {
 	if c.tenant, err = c.s.o.Auth.Tenant(state, h.Token); err != nil {
 		return fmt.Errorf("%w: %w", blockio.ErrDenied, err)
 	}
+	if c.admitted = c.s.connections.tryTake(c.tenant, 1); !c.admitted {
+		c.s.full.Add(1)
+		return fmt.Errorf("tenant %s has too many connections, of %d in all: %w", c.tenant, c.s.o.Connections, errdefs.ErrBusy)
+	}
+	c.s.slots.Release(slot)
 	ctx, cancel := context.WithTimeout(c.ctx, time.Duration(h.RemainingMillis)*time.Millisecond)
 	defer cancel()
 	_ = c.raw.SetDeadline(time.Time{}) // the directories are opened until ctx ends
@@ -143,9 +158,12 @@ func (c *conn) run() {
 	c.works.Wait()
 }
 
-// release ends the use of the identities.
+// release ends the use of the identities, and the connection of the tenant.
 func (c *conn) release() {
 	c.stop()
+	if c.admitted {
+		c.s.connections.release(c.tenant, 1)
+	}
 	for _, s := range c.spaces {
 		s.Release()
 	}
@@ -186,8 +204,19 @@ func (c *conn) read() error {
 			return fmt.Errorf("%v with addresses, or with %d bytes of data, of %d: %w", q.Op, data, q.DataBytes(), errdefs.ErrInvalid)
 		}
 		now = time.Now()
+		a.entries = max(q.Count(), 1)
 		a.deadline = now.Add(time.Duration(q.RemainingMillis) * time.Millisecond)
+		if blockio.Control(q.Op) {
+			if !c.wait(c.ctx, func() bool { return c.controls < int(c.limits.Credits)+controlRequests }) {
+				return context.Cause(c.ctx)
+			}
+		} else {
+			a.late = !c.reserve(a, len(body))
+		}
 		if err := c.begin(a); err != nil {
+			c.mu.Lock()
+			c.unreserve(a)
+			c.mu.Unlock()
 			return err
 		}
 		c.s.requests.Add(1)
@@ -200,12 +229,8 @@ func (c *conn) read() error {
 			return err
 		}
 		c.mu.Lock()
-		ok := c.enqueue(a)
+		c.enqueue(a)
 		c.mu.Unlock()
-		if !ok { // a client that sends control requests without end, and reads no result
-			c.finish(a)
-			return fmt.Errorf("%d results are not read: %w", cap(c.answers), errdefs.ErrInvalid)
-		}
 	}
 }
 
@@ -219,6 +244,7 @@ func (c *conn) newAnswer() *answer {
 	}
 	a := c.ended[n]
 	c.ended = c.ended[:n]
+	c.kept -= a.bytes()
 	*a = answer{
 		request: blockio.Request{Entries: a.request.Entries, Keys: a.request.Keys, IDs: a.request.IDs}, blocks: a.blocks,
 		result: blockio.Result{Entries: a.result.Entries[:0], Presence: a.result.Presence[:0], Statuses: a.result.Statuses[:0]},
@@ -235,6 +261,7 @@ func (c *conn) begin(a *answer) error {
 	case c.progress[q.ID] != nil:
 		return fmt.Errorf("request %d is in progress: %w", q.ID, errdefs.ErrInvalid)
 	case blockio.Control(q.Op):
+		c.controls++
 	case c.credits == 0:
 		return fmt.Errorf("request %d without a credit: %w", q.ID, errdefs.ErrInvalid)
 	default:
@@ -256,14 +283,18 @@ func (c *conn) finish(a *answer) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	delete(c.progress, a.request.ID)
-	if !blockio.Control(a.request.Op) {
+	if blockio.Control(a.request.Op) {
+		c.controls--
+	} else {
 		c.s.ended()
 	}
-	if a.work != nil { // it uses the request
+	if a.work != nil && !a.work.ended { // it uses the request
+		a.work.last = true
 		return
 	}
-	if len(c.ended) < maxEnded && len(a.request.Keys) <= maxEnded {
-		c.ended = append(c.ended, a)
+	c.unreserve(a)
+	if n := a.bytes(); a.work == nil && c.kept+n <= keptBytes {
+		c.ended, c.kept = append(c.ended, a), c.kept+n
 	}
 }
 
@@ -279,6 +310,7 @@ func (c *conn) send() {
 		if err == nil {
 			now := time.Now()
 			data = c.prepare(a, now, data[:0])
+			c.s.count(a)
 			if body, err = packer.Result(body[:0], &a.result, &c.limits); err == nil {
 				err = c.writing.extend(now)
 			}
@@ -304,16 +336,14 @@ func (c *conn) send() {
 		clear(pending)
 		pending = pending[:0]
 		if err != nil {
-			_ = c.raw.Close() // it ends read
+			_ = c.raw.Close() // it ends read, as stop ends its waits
+			c.stop()
 		}
 	}
 	for _, p := range pending {
 		c.finish(p)
 	}
 }
-
-// maxEnded is the number of ended requests whose memory is kept, and of the keys of one of them.
-const maxEnded = 64
 
 // flushBytes is the number of buffered bytes at which results are sent, though more follow.
 const flushBytes = 1 << 20

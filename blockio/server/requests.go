@@ -20,6 +20,11 @@ import (
 func (c *conn) handle(a *answer) (later bool, err error) {
 	q, r := &a.request, &a.result
 	r.Status = blockio.StatusOK
+	if a.late {
+		r.Status = blockio.StatusTimeout
+		q.Entries, q.Keys, q.IDs = nil, nil, nil // their memory is not counted
+		return false, nil
+	}
 	if c.s.draining.Load() && !blockio.Control(q.Op) && q.Op != blockio.OpRelease {
 		r.Status = blockio.StatusDraining
 		return false, nil
@@ -120,8 +125,11 @@ func (c *conn) store(a *answer) (full *blockhost.Space, err error) {
 		if err != nil {
 			return nil, err
 		}
-		if status == blockio.StatusBusy {
+		switch status {
+		case blockio.StatusBusy:
 			full = c.spaces[e.Identity]
+		case blockio.StatusTimeout:
+			a.late = true
 		}
 		result := blockio.EntryResult{Status: status}
 		if c.s.failed(status) {

@@ -28,8 +28,9 @@ import (
 )
 
 const (
-	// DefaultConnections is the number of connections at a time.
+	// DefaultConnections is the default of Options.Connections.
 	DefaultConnections = 256
+	maxHellos          = 256 // connections without a credential yet, with at most blockio.MaxHelloBytes each
 	helloTimeout       = 5 * time.Second
 	lostAfter          = 3 // keep-alive times without a frame
 	// DefaultLeaseMax is the default of Options.LeaseMax.
@@ -45,7 +46,10 @@ type Options struct {
 	Auth *auth.Server
 	// Limits bound those of connections. Zero: the defaults of clients.
 	Limits blockio.Limits
-	// Connections bounds the connections at a time. Zero: DefaultConnections.
+	// Connections bounds the connections at a time, in addition to those whose credential is not
+	// known yet. If clients have credentials, a tenant has at most three times as many as are free
+	// then: one tenant three quarters of all. Others are refused as blockio.StatusBusy. Zero:
+	// DefaultConnections.
 	Connections int
 	// LeaseMax bounds the time of a lease and of each renewal. Zero: DefaultLeaseMax.
 	LeaseMax time.Duration
@@ -63,9 +67,13 @@ type Stats struct {
 	Accepted    int64
 	Refused     int64 // connections without a valid hello, and requests that are not valid
 	Denied      int64 // hellos with wrong credentials
+	Full        int64 // hellos beyond the bound of connections, in all or of a tenant
 	Requests    int64
-	// FailedEntries are entries of requests that were refused or failed, other than by a miss.
+	// FailedEntries are entries of requests that were refused or failed, other than by a miss. A
+	// request that failed as a whole counts with all of its entries, or as one.
 	FailedEntries int64
+	TimedOut      int64 // requests whose remaining time ended before their result
+	Waited        int64 // requests that waited for memory for requests
 	Canceled      int64
 }
 
@@ -73,7 +81,11 @@ type Stats struct {
 type Server struct {
 	o     Options
 	boot  [16]byte
-	slots *wire.Slots
+	slots *wire.Slots // of connections without a credential yet
+
+	connections, memory *shares // of tenants
+	ctx                 context.Context
+	stop                context.CancelFunc // by Close
 
 	mu       sync.Mutex
 	listener net.Listener
@@ -85,7 +97,7 @@ type Server struct {
 	inFlight atomic.Int64  // requests that have a credit
 	idle     chan struct{} // buffers one; notified when none is in flight, while draining
 
-	accepted, refused, denied, requests, failedEntries, canceled atomic.Int64
+	accepted, refused, denied, full, requests, failedEntries, timedOut, waited, canceled atomic.Int64
 }
 
 // New returns a server. It returns ErrInvalid for options out of range.
@@ -100,7 +112,11 @@ func New(o Options) (*Server, error) {
 	if o.Host == nil || o.Auth == nil || o.Connections < 0 || o.LeaseMax < time.Millisecond {
 		return nil, fmt.Errorf("make block server without a host or credentials, or with leases of %v: %w", o.LeaseMax, errdefs.ErrInvalid)
 	}
-	s := &Server{o: o, slots: wire.NewSlots(o.Connections), conns: make(map[net.Conn]struct{}), idle: make(chan struct{}, 1)}
+	s := &Server{
+		o: o, slots: wire.NewSlots(maxHellos), conns: make(map[net.Conn]struct{}), idle: make(chan struct{}, 1),
+		connections: newShares(int64(o.Connections), o.Auth.Authenticates()), memory: newShares(requestMemory, o.Auth.Authenticates()),
+	}
+	s.ctx, s.stop = context.WithCancel(context.Background())
 	_, err := rand.Read(s.boot[:])
 	return s, err
 }
@@ -163,13 +179,12 @@ func (s *Server) serve(nc net.Conn, slot *wire.Slot) {
 		nc = s.o.RDMA.Open(nc, s.o.Auth.Authenticates() || s.o.LoopbackRDMA && isLoopback(nc.LocalAddr()))
 		defer func() { _ = nc.Close() }() // it ends the session
 	}
-	c, err := s.hello(nc, raw)
+	c, err := s.hello(nc, raw, slot)
 	defer c.release()
 	if err != nil {
 		s.refused.Add(1)
 		return
 	}
-	slot.Busy()
 	_ = raw.SetDeadline(time.Time{})
 	c.run()
 }
@@ -212,6 +227,7 @@ func (s *Server) ended() {
 func (s *Server) Close(ctx context.Context) error {
 	s.mu.Lock()
 	s.closed = true
+	s.stop()
 	if s.listener != nil {
 		_ = s.listener.Close() // a second Close has an error
 	}
@@ -238,8 +254,9 @@ func (s *Server) Stats() Stats {
 	n := int64(len(s.conns))
 	s.mu.Unlock()
 	return Stats{
-		Connections: n, Accepted: s.accepted.Load(), Refused: s.refused.Load(), Denied: s.denied.Load(),
-		Requests: s.requests.Load(), FailedEntries: s.failedEntries.Load(), Canceled: s.canceled.Load(),
+		Connections: n, Accepted: s.accepted.Load(), Refused: s.refused.Load(), Denied: s.denied.Load(), Full: s.full.Load(),
+		Requests: s.requests.Load(), FailedEntries: s.failedEntries.Load(), TimedOut: s.timedOut.Load(), Waited: s.waited.Load(),
+		Canceled: s.canceled.Load(),
 	}
 }
 

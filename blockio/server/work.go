@@ -23,6 +23,10 @@ type work struct {
 	result blockio.Result
 	blocks []blockhost.Block
 	timer  *time.Timer
+
+	// conn.mu guards these.
+	ended bool
+	last  bool // the request has ended before: the work returns its memory
 }
 
 // later carries a request out beside the connection. The caller must not use a any more.
@@ -51,6 +55,10 @@ func (c *conn) later(a *answer, f func(ctx context.Context, w *work)) {
 func (c *conn) complete(a *answer, w *work) {
 	w.timer.Stop()
 	c.mu.Lock()
+	w.ended = true
+	if w.last {
+		c.unreserve(a)
+	}
 	if !a.queued && !c.over {
 		a.result, a.blocks, a.work = w.result, w.blocks, nil
 		c.enqueue(a)
@@ -70,18 +78,12 @@ func (c *conn) complete(a *answer, w *work) {
 	}
 }
 
-// enqueue gives a request to the sender, once. It reports whether the sender has space. The caller
-// holds mu.
-func (c *conn) enqueue(a *answer) bool {
-	if a.queued || c.over {
-		return true
-	}
-	select {
-	case c.answers <- a:
+// enqueue gives a request to the sender, once. The sender has space for all requests in progress.
+// The caller holds mu.
+func (c *conn) enqueue(a *answer) {
+	if !a.queued && !c.over {
 		a.queued = true
-		return true
-	default:
-		return false
+		c.answers <- a
 	}
 }
 
@@ -210,6 +212,18 @@ func (s *Server) summary(all []blockio.Status) blockio.Status {
 		}
 	}
 	return sum
+}
+
+// count counts a request that failed as a whole, or whose time ended.
+func (s *Server) count(a *answer) {
+	switch a.result.Status {
+	case blockio.StatusOK, blockio.StatusPartial, blockio.StatusNotFound, blockio.StatusCanceled:
+	default:
+		s.failedEntries.Add(int64(a.entries))
+	}
+	if a.late || a.result.Status == blockio.StatusTimeout {
+		s.timedOut.Add(1)
+	}
 }
 
 // failed reports whether an entry has failed, and counts it unless it is a miss.

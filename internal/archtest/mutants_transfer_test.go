@@ -219,7 +219,7 @@ var transferMutants = []mutant{
 	defect("wire", "TestFramesDamaged",
 		"wire/frame.go", "sum = crc32.Update(sum, castagnoli, prefix[8:FramePrefixBytes])", "_ = sum"),
 	defect("wire", "TestFrameLimits",
-		"wire/frame.go", "step := min(max(len(f.body), readerBytes), n-len(f.body))", "step := n"),
+		"wire/frame.go", "step := min(max(len(body), readerBytes), n-len(body))", "step := n"),
 	defect("internal/breaker", "TestResultsOfEarlierStates",
 		"internal/breaker/breaker.go", "	if p.epoch != b.epoch {\n		return\n	}\n	b.failures = 0", "	b.failures = 0"),
 	defect("internal/auth", "TestTenants",

@@ -1,0 +1,96 @@
+package server
+
+import "context"
+
+// Memory of requests, in addition to the blocks. A connection has ownBytes. Beyond that it takes
+// memory from the server's requestMemory, up to connectionBytes. If there is none, it reads no
+// further frame until earlier requests have ended.
+const (
+	ownBytes        = 128 << 10
+	connectionBytes = 4 << 20
+	requestMemory   = 64 << 20
+	keptBytes       = 128 << 10 // of ended requests of a connection, for further ones
+	costBytes       = 1 << 10   // of a request without entries
+	diskCostBytes   = 16 << 10  // of the goroutines of a request that may wait for the disk
+	bodyCost        = 4         // bytes of a request and its result for each byte of its frame
+	controlRequests = 16        // without a result, in addition to one for each credit
+)
+
+// reserve takes memory for a request with a body of that length. It waits until there is some. It
+// returns false if the request's time or the connection ends before.
+func (c *conn) reserve(a *answer, body int) bool {
+	cost := int64(costBytes + bodyCost*body)
+	if c.s.o.Host.Durable() {
+		cost += diskCostBytes
+	}
+	if c.holds(a, cost, ownBytes, false) {
+		return true
+	}
+	c.mu.Lock()
+	fits := c.held == 0 || c.held+cost <= connectionBytes
+	c.mu.Unlock()
+	if !fits || !c.s.memory.tryTake(c.tenant, cost) {
+		c.s.waited.Add(1)
+		ctx, cancel := context.WithDeadline(c.ctx, a.deadline)
+		defer cancel()
+		if !c.wait(ctx, func() bool { return c.held == 0 || c.held+cost <= connectionBytes }) || !c.s.memory.take(ctx, c.tenant, cost) {
+			return false
+		}
+	}
+	return c.holds(a, cost, connectionBytes+cost, true)
+}
+
+// holds notes the cost of a request if the connection then holds at most most. It reports whether it
+// does.
+func (c *conn) holds(a *answer, cost, most int64, shared bool) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.held+cost > most {
+		return false
+	}
+	c.held += cost
+	a.cost, a.shared = cost, shared
+	return true
+}
+
+// unreserve returns the memory of a request. The caller holds mu.
+func (c *conn) unreserve(a *answer) {
+	if a.shared {
+		c.s.memory.release(c.tenant, a.cost)
+	}
+	c.held -= a.cost
+	a.cost, a.shared = 0, false
+	c.wake()
+}
+
+// wake lets wait check its condition again.
+func (c *conn) wake() {
+	select {
+	case c.freed <- struct{}{}:
+	default:
+	}
+}
+
+// wait waits until ok returns true, or until ctx ends, and reports whether it does. Only the
+// goroutine that reads requests calls it. ok is called with mu.
+func (c *conn) wait(ctx context.Context, ok func() bool) bool {
+	for {
+		c.mu.Lock()
+		done := ok()
+		c.mu.Unlock()
+		if done {
+			return true
+		}
+		select {
+		case <-c.freed:
+		case <-ctx.Done():
+			return false
+		}
+	}
+}
+
+// bytes returns the memory of an ended answer, about, which newAnswer uses again.
+func (a *answer) bytes() int {
+	q, r := &a.request, &a.result
+	return 512 + 88*cap(q.Entries) + 40*cap(q.Keys) + 8*cap(q.IDs) + 24*cap(r.Entries) + 2*cap(r.Presence) + 2*cap(r.Statuses) + 56*cap(a.blocks)
+}

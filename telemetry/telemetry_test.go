@@ -94,7 +94,7 @@ func full(t *testing.T) *telemetry.Metrics {
 	})
 	m.SetBlockServer(func() telemetry.BlockServer {
 		return telemetry.BlockServer{
-			Server: server.Stats{Connections: 3, Refused: 4, Denied: 5, FailedEntries: 6}, RDMA: &gateway.Stats{Attached: 13, Denied: 14, Requests: 15, Refused: 16}, CapacityBytes: 1 << 30, Identities: 7,
+			Server: server.Stats{Connections: 3, Refused: 4, Denied: 5, FailedEntries: 6, Full: 17, TimedOut: 18, Waited: 19}, RDMA: &gateway.Stats{Attached: 13, Denied: 14, Requests: 15, Refused: 16}, CapacityBytes: 1 << 30, Identities: 7,
 			Tenants: map[string]blockhost.Usage{"a": {Blocks: 8, Hits: 9, DiskErrors: 10, Unwritten: 11}, "b": {Blocks: 12}},
 		}
 	})
@@ -209,6 +209,9 @@ func TestScrape(t *testing.T) {
 		"kvlane_blockd_denied_total 5",
 		"kvlane_blockd_failed_entries_total 6",
 		"kvlane_blockd_identities 7",
+		"kvlane_blockd_full_total 17",
+		"kvlane_blockd_late_requests_total 18",
+		"kvlane_blockd_delayed_requests_total 19",
 		"kvlane_blockd_rdma_attached_total 13",
 		"kvlane_blockd_rdma_denied_total 14",
 		"kvlane_blockd_rdma_requests_total 15",

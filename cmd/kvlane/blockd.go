@@ -31,12 +31,13 @@ type blockdFlags struct {
 	listen                             string
 	cacheBytes, tenantBytes, diskBytes int64
 	fileDir, logDir, object            string
+	maxConnections                     int
 	credentials                        auth.ServerOptions
 	rdma                               rdmaFlags
 }
 
 func newBlockdCommand() *cobra.Command {
-	f := blockdFlags{cacheBytes: 1 << 30, diskBytes: 64 << 30}
+	f := blockdFlags{cacheBytes: 1 << 30, diskBytes: 64 << 30, maxConnections: server.DefaultConnections}
 	cmd := &cobra.Command{
 		Use:   "blockd",
 		Short: "Run a block server",
@@ -63,6 +64,7 @@ moves are not encrypted.`,
 	fl.StringVar(&f.logDir, "log-dir", "", "the same with a log for each identity")
 	fl.Var(sizeValue{&f.diskBytes}, "disk-bytes", "bytes on disk of each tenant; with --log-dir its eight identities at most have an eighth each")
 	fl.StringVar(&f.object, "object", "", "bucket for blocks instead of a disk, s3://BUCKET/PREFIX, with a folder for each tenant")
+	fl.IntVar(&f.maxConnections, "max-connections", f.maxConnections, "connections of clients at a time; if clients have credentials, a tenant has at most three times as many as are free")
 	registerSettings(fl, bucketFlags...)
 	registerServerCredentials(fl, &f.credentials)
 	f.rdma.registerNICs(fl)
@@ -83,6 +85,9 @@ func (f *blockdFlags) run(cmd *cobra.Command) (err error) {
 	if f.cacheBytes <= 0 || f.tenantBytes < 0 || f.diskBytes <= 0 {
 		return usagef("--cache-bytes and --disk-bytes must be positive, --tenant-bytes not negative")
 	}
+	if f.maxConnections <= 0 {
+		return usagef("--max-connections must be positive")
+	}
 	if err := limits.Read(os.DirFS("/")).CheckMemory(f.cacheBytes); err != nil {
 		return &usageError{fmt.Errorf("--cache-bytes: %w", err)}
 	}
@@ -101,7 +106,7 @@ func (f *blockdFlags) run(cmd *cobra.Command) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, r.close(ctx)) }()
-	s, err := server.New(server.Options{Host: host, Auth: credentials, RDMA: r.gateway})
+	s, err := server.New(server.Options{Host: host, Auth: credentials, RDMA: r.gateway, Connections: f.maxConnections})
 	if err != nil {
 		return err
 	}
@@ -127,6 +132,9 @@ func (f *blockdFlags) run(cmd *cobra.Command) (err error) {
 		slog.Warn("requests end with their connections", "error", drained)
 	}
 	t := s.Stats()
+	if t.Full > 0 {
+		slog.Warn("connections were refused: raise --max-connections, or use fewer clients", "connections", t.Full)
+	}
 	return out.close("%d requests of %d connections, %d by RDMA, %d refused, %d denied\n", t.Requests, t.Accepted, r.requests(), t.Refused, t.Denied)
 }
 

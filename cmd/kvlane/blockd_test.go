@@ -84,17 +84,18 @@ func TestBlockdRefuses(t *testing.T) {
 	t.Chdir(t.TempDir())
 	credentialFiles(t)
 	for want, args := range map[string]string{
-		"permit it with --insecure": "--listen 0.0.0.0:0",
-		"need TLS":                  "--tokens tokens",
-		"must be given together":    "--tls-cert server.pem",
-		"none of the others can be": "--file-dir a --log-dir b",
-		"must be positive":          "--cache-bytes 0",
-		"has no effect without":     "--disk-bytes 1GiB",
-		"effect without --tokens":   "--nic mlx5_0",
-		`"fpga" is not one of`:      "--tls-cert server.pem --tls-key server.key --tokens tokens --rdma-provider fpga",
-		"do not fit":                "--cache-bytes 8000000TiB",
-		"no certificate in PEM":     "--tls-cert server.pem --tls-key server.key --tls-client-ca tokens",
-		"line 1: a tenant's name":   "--tls-cert server.pem --tls-key server.key --tokens server.pem",
+		"permit it with --insecure":    "--listen 0.0.0.0:0",
+		"need TLS":                     "--tokens tokens",
+		"must be given together":       "--tls-cert server.pem",
+		"none of the others can be":    "--file-dir a --log-dir b",
+		"must be positive":             "--cache-bytes 0",
+		"connections must be positive": "--max-connections 0",
+		"has no effect without":        "--disk-bytes 1GiB",
+		"effect without --tokens":      "--nic mlx5_0",
+		`"fpga" is not one of`:         "--tls-cert server.pem --tls-key server.key --tokens tokens --rdma-provider fpga",
+		"do not fit":                   "--cache-bytes 8000000TiB",
+		"no certificate in PEM":        "--tls-cert server.pem --tls-key server.key --tls-client-ca tokens",
+		"line 1: a tenant's name":      "--tls-cert server.pem --tls-key server.key --tokens server.pem",
 	} {
 		code, stdout, stderr := execute(t, append([]string{"blockd", "--listen", "127.0.0.1:0"}, words(args)...)...)
 		if code != exitUsage || !strings.Contains(stderr, want) || stdout != "" {

@@ -35,7 +35,7 @@ var alwaysEffective = map[string]string{
 	"bench transfer":    "mode protocol metadata buffer-size use-vram",
 	"transfer serve":    "protocol metadata name listen buffer-size use-vram",
 	"transfer metadata": "listen",
-	"blockd":            "listen cache-bytes tenant-bytes file-dir log-dir object insecure tls-cert tls-key tls-client-ca tokens",
+	"blockd":            "listen cache-bytes tenant-bytes file-dir log-dir object insecure tls-cert tls-key tls-client-ca tokens max-connections",
 	"rpc serve":         "listen insecure tls-cert tls-key tls-client-ca tokens rdma",
 	"rpc call":          "addr message attachment out timeout tls-ca tls-cert tls-key token rdma",
 	"rpc bench":         "addr callers sizes attachments rounds duration timeout rdma json out",

@@ -99,7 +99,7 @@ func exist(r *rig, id uint64, millis uint32) *blockio.Request {
 	return &blockio.Request{Op: blockio.OpExist, ID: id, RemainingMillis: millis, Keys: entries(r.formats[0], int(blockio.DefaultLimits().Keys))}
 }
 
-// While other connections have the memory for requests, a request waits for it, until its time ends.
+// While other connections have the memory for requests, a request waits for it until its time ends.
 // Short requests of other connections do not wait.
 func TestRequestsWaitForMemory(t *testing.T) {
 	r := newRig(t, Options{}, 8)

@@ -48,6 +48,7 @@ type conn struct {
 	credits  int                // that the client has not used
 	controls int                // control requests in progress
 	held     int64              // the cost of all requests
+	waiting  bool               // for freed
 	over     bool               // answers is closed
 }
 
@@ -206,17 +207,7 @@ func (c *conn) read() error {
 		now = time.Now()
 		a.entries = max(q.Count(), 1)
 		a.deadline = now.Add(time.Duration(q.RemainingMillis) * time.Millisecond)
-		if blockio.Control(q.Op) {
-			if !c.wait(c.ctx, func() bool { return c.controls < int(c.limits.Credits)+controlRequests }) {
-				return context.Cause(c.ctx)
-			}
-		} else {
-			a.late = !c.reserve(a, len(body))
-		}
-		if err := c.begin(a); err != nil {
-			c.mu.Lock()
-			c.unreserve(a)
-			c.mu.Unlock()
+		if err := c.begin(a, len(body)); err != nil {
 			return err
 		}
 		c.s.requests.Add(1)
@@ -252,15 +243,20 @@ func (c *conn) newAnswer() *answer {
 	return a
 }
 
-// begin takes a credit for a request.
-func (c *conn) begin(a *answer) error {
+// begin takes a credit and memory for a request with a body of that length. It waits until there is
+// memory, or until the request is late, and for results of earlier control requests.
+func (c *conn) begin(a *answer, body int) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	q := &a.request
+	control := blockio.Control(q.Op)
+	if control && !c.wait(c.ctx, func() bool { return c.controls < int(c.limits.Credits)+controlRequests }) {
+		return context.Cause(c.ctx)
+	}
 	switch {
 	case c.progress[q.ID] != nil:
 		return fmt.Errorf("request %d is in progress: %w", q.ID, errdefs.ErrInvalid)
-	case blockio.Control(q.Op):
+	case control:
 		c.controls++
 	case c.credits == 0:
 		return fmt.Errorf("request %d without a credit: %w", q.ID, errdefs.ErrInvalid)
@@ -270,6 +266,7 @@ func (c *conn) begin(a *answer) error {
 		c.s.inFlight.Add(1)
 	}
 	c.progress[q.ID] = a
+	a.late = !control && !c.reserve(a, body)
 	return nil
 }
 
@@ -283,6 +280,7 @@ func (c *conn) finish(a *answer) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	delete(c.progress, a.request.ID)
+	defer c.wake()
 	if blockio.Control(a.request.Op) {
 		c.controls--
 	} else {

@@ -17,40 +17,35 @@ const (
 )
 
 // reserve takes memory for a request with a body of that length. It waits until there is some. It
-// returns false if the request's time or the connection ends before.
+// returns false if the request's time or the connection ends before. The caller holds mu, which is
+// released meanwhile.
 func (c *conn) reserve(a *answer, body int) bool {
 	cost := int64(costBytes + bodyCost*body)
 	if c.s.o.Host.Durable() {
 		cost += diskCostBytes
 	}
-	if c.holds(a, cost, ownBytes, false) {
-		return true
-	}
-	c.mu.Lock()
-	fits := c.held == 0 || c.held+cost <= connectionBytes
-	c.mu.Unlock()
-	if !fits || !c.s.memory.tryTake(c.tenant, cost) {
-		c.s.waited.Add(1)
-		ctx, cancel := context.WithDeadline(c.ctx, a.deadline)
-		defer cancel()
-		if !c.wait(ctx, func() bool { return c.held == 0 || c.held+cost <= connectionBytes }) || !c.s.memory.take(ctx, c.tenant, cost) {
-			return false
+	if c.held+cost > ownBytes {
+		fits := func() bool { return c.held == 0 || c.held+cost <= connectionBytes }
+		if !fits() || !c.s.memory.tryTake(c.tenant, cost) {
+			c.s.waited.Add(1)
+			ctx, cancel := context.WithDeadline(c.ctx, a.deadline)
+			defer cancel()
+			if !c.wait(ctx, fits) || !c.take(ctx, cost) {
+				return false
+			}
 		}
-	}
-	return c.holds(a, cost, connectionBytes+cost, true)
-}
-
-// holds notes the cost of a request if the connection then holds at most most. It reports whether it
-// does.
-func (c *conn) holds(a *answer, cost, most int64, shared bool) bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.held+cost > most {
-		return false
+		a.shared = true
 	}
 	c.held += cost
-	a.cost, a.shared = cost, shared
+	a.cost = cost
 	return true
+}
+
+// take takes memory of the server. The caller holds mu, which is released meanwhile.
+func (c *conn) take(ctx context.Context, n int64) bool {
+	c.mu.Unlock()
+	defer c.mu.Lock()
+	return c.s.memory.take(ctx, c.tenant, n)
 }
 
 // unreserve returns the memory of a request. The caller holds mu.
@@ -60,33 +55,39 @@ func (c *conn) unreserve(a *answer) {
 	}
 	c.held -= a.cost
 	a.cost, a.shared = 0, false
-	c.wake()
 }
 
-// wake lets wait check its condition again.
+// wake lets wait check its condition again. The caller holds mu.
 func (c *conn) wake() {
-	select {
-	case c.freed <- struct{}{}:
-	default:
+	if c.waiting {
+		c.waiting = false
+		c.freed <- struct{}{} // it buffers one
 	}
 }
 
 // wait waits until ok returns true, or until ctx ends, and reports whether it does. Only the
-// goroutine that reads requests calls it. ok is called with mu.
+// goroutine that reads requests calls it. The caller holds mu, which is released meanwhile.
 func (c *conn) wait(ctx context.Context, ok func() bool) bool {
-	for {
-		c.mu.Lock()
-		done := ok()
+	for !ok() {
+		c.waiting = true
 		c.mu.Unlock()
-		if done {
-			return true
-		}
+		ended := false
 		select {
 		case <-c.freed:
 		case <-ctx.Done():
-			return false
+			ended = true
+		}
+		c.mu.Lock()
+		if ended {
+			c.waiting = false
+			select {
+			case <-c.freed: // notified meanwhile
+			default:
+			}
+			return ok()
 		}
 	}
+	return true
 }
 
 // bytes returns the memory of an ended answer, about, which newAnswer uses again.

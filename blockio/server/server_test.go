@@ -342,9 +342,9 @@ func TestCancelledRetrieveSendsNoData(t *testing.T) {
 	space, err := r.host.Space(t.Context(), auth.DefaultTenant, r.formats[0])
 	must(t, err)
 	c := &conn{s: r.Server, spaces: map[uint64]*blockhost.Space{a.request.Entries[0].Identity: space}, progress: map[uint64]*answer{}, credits: 1}
-	must(t, c.begin(a))
-	wantErr(t, "a request without a credit", c.begin(&answer{request: blockio.Request{Op: blockio.OpStat, ID: 6}}), errdefs.ErrInvalid)
-	wantErr(t, "an id in use", c.begin(&answer{request: blockio.Request{Op: blockio.OpKeepAlive, ID: 5}}), errdefs.ErrInvalid)
+	must(t, c.begin(a, 0))
+	wantErr(t, "a request without a credit", c.begin(&answer{request: blockio.Request{Op: blockio.OpStat, ID: 6}}, 0), errdefs.ErrInvalid)
+	wantErr(t, "an id in use", c.begin(&answer{request: blockio.Request{Op: blockio.OpKeepAlive, ID: 5}}, 0), errdefs.ErrInvalid)
 	_, err = c.handle(a)
 	must(t, err)
 	stop := &answer{request: blockio.Request{Op: blockio.OpCancel, ID: 7, IDs: []uint64{5}}}

@@ -40,7 +40,7 @@ func (s *shares) try(tenant string, n int64) bool {
 	return true
 }
 
-// take takes n for a tenant. It waits until that is possible, or until ctx ends, and reports whether
+// take takes n for a tenant. It waits until that is possible, or until ctx ends. It reports whether
 // it has taken n.
 func (s *shares) take(ctx context.Context, tenant string, n int64) bool {
 	for {

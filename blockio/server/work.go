@@ -58,6 +58,7 @@ func (c *conn) complete(a *answer, w *work) {
 	w.ended = true
 	if w.last {
 		c.unreserve(a)
+		c.wake()
 	}
 	if !a.queued && !c.over {
 		a.result, a.blocks, a.work = w.result, w.blocks, nil

@@ -59,8 +59,8 @@ func (c *Call) CloseConnection() { c.closeConn = true }
 func (c *Call) WantsStreams() bool { return c.wanted != nil }
 
 // AcceptStreams accepts the streams that the client requests. They carry messages after the handler
-// has returned a response, and end if the handler fails. AcceptStreams returns an *Error if the
-// client requests no streams or too many, and if it is called twice.
+// has returned a response, and end if the handler fails. They outlive its context. AcceptStreams
+// returns an *Error if the client requests no streams or too many, and if it is called twice.
 func (c *Call) AcceptStreams(o StreamOptions) ([]*Stream, error) {
 	if err := o.setDefaults(); err != nil {
 		return nil, err

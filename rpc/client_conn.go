@@ -203,7 +203,7 @@ func (c *clientConn) await(ctx context.Context, p *pendingCall) error {
 func (c *clientConn) run() {
 	defer c.c.group.Done()
 	err := c.read()
-	if failed := c.out.failure(); failed != nil {
+	if failed := c.out.failure(); failed != nil && errors.Is(err, net.ErrClosed) {
 		err = failed // it has closed the connection
 	}
 	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {

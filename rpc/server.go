@@ -233,8 +233,9 @@ func (s *Server) Shutdown(ctx context.Context) error {
 		conns = append(conns, c)
 	}
 	s.mu.Unlock()
+	var err error
 	for _, c := range conns {
-		if c.drain(ctx) != nil {
+		if err = c.drain(ctx); err != nil {
 			break
 		}
 	}
@@ -246,10 +247,13 @@ func (s *Server) Shutdown(ctx context.Context) error {
 	}()
 	select {
 	case <-ctx.Done():
-		return fmt.Errorf("shut down rpc server: handlers that still run: %s: %w", s.running(), context.Cause(ctx))
+		err = context.Cause(ctx)
 	case <-ended:
-		return nil
 	}
+	if err != nil {
+		return fmt.Errorf("shut down rpc server: handlers that still run: %s: %w", s.running(), err)
+	}
+	return nil
 }
 
 // running returns the methods with calls in progress, and the number of these.

@@ -47,7 +47,7 @@ func (c *serverConn) run() {
 	defer c.s.group.Done()
 	err := c.read()
 	failed := c.out.failure()
-	if failed != nil {
+	if failed != nil && errors.Is(err, net.ErrClosed) {
 		err = failed // it has closed the connection
 	}
 	if failed != nil || !errors.Is(err, io.EOF) && !errors.Is(err, net.ErrClosed) {
@@ -213,7 +213,7 @@ func (c *serverConn) begin() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for err == nil && c.calls >= c.s.o.MaxPipelined {
-		if c.streams.used() {
+		if c.streams.used() && c.calls < 2*c.s.o.MaxPipelined {
 			err = Errorf(LimitReached, "more than %d calls on a connection with streams", c.s.o.MaxPipelined)
 			break
 		}

@@ -253,7 +253,9 @@ func (w *writer) enqueue(o output) (first bool, err error) {
 		w.urgent += o.bytes
 	}
 	w.pending = append(w.pending, o)
-	first = !w.busy
+	if first = !w.busy; first {
+		w.moved.Store(time.Now().UnixNano()) // the peer had nothing to read before
+	}
 	w.busy = true
 	return first, nil
 }

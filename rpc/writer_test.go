@@ -1,6 +1,7 @@
 package rpc
 
 import (
+	"context"
 	"errors"
 	"net"
 	"sync"
@@ -53,6 +54,30 @@ func TestWriterClosesAtTheLimit(t *testing.T) {
 	}
 	for range queued {
 		<-dropped
+	}
+}
+
+// A connection was idle, and now has too many bytes to write. The peer had no time to read them: it
+// is not refused.
+func TestWriterWaitsForAPeerThatWasIdle(t *testing.T) {
+	near, far := net.Pipe()
+	defer func() { _, _ = far.Close(), near.Close() }() // the test is over
+	w := newWriter(near, time.Minute, 1000)
+	o, err := newOutput(nil, frame.Message, new(pb.Meta), make([]byte, 2000), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := w.enqueue(o); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+	defer cancel()
+	if err := w.admit(ctx, 1, true); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("while the write begins: %v", err)
+	}
+	w.moved.Store(time.Now().Add(-2 * crowdedWait).UnixNano())
+	if err := w.admit(t.Context(), 1, true); !errors.Is(err, errdefs.ErrBusy) {
+		t.Errorf("after a pause: %v", err)
 	}
 }
 

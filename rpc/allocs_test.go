@@ -22,7 +22,7 @@ func TestAllocationsOfACall(t *testing.T) {
 			t.Fatal(err)
 		}
 	})
-	if n > 30 {
+	if n > 27 {
 		t.Errorf("%v allocations", n)
 	}
 }

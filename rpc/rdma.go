@@ -186,6 +186,9 @@ func (r *RDMA) transport(e *endpoint.Endpoint, refusal error) transport {
 // receiveCode returns the code of a message that could not be received, on a connection that can
 // continue: RDMAMemory or RDMAFailed. Otherwise it returns OK.
 func receiveCode(err error) Code {
+	if err == nil { // without an allocation
+		return OK
+	}
 	switch e := (*Error)(nil); {
 	case errors.Is(err, endpoint.ErrHostMemory):
 		return RDMAMemory

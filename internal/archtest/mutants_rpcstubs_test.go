@@ -44,7 +44,7 @@ var rpcStubsMutants = []mutant{
 	defect("rpc", "TestStreamFloods",
 		"rpc/stream.go", "	cost := max(n, pieceBytes)\n", "	cost := n + 64\n"),
 	defect("rpc", "TestResetIsAnError",
-		"rpc/stream_table.go", "		s.peerReset()\n", "		s.end(io.EOF)\n"),
+		"rpc/stream.go", "	closing := s.state == streamClosing\n", "	closing := true\n"),
 	defect("rpc", "TestMemoryOfDecompressedRequests",
 		"rpc/server_call.go", "	free, ok := s.budget.TryTake(most)\n", "	free, ok := s.budget.TryTake(0 * most)\n"),
 	defect("rpc/cluster", "TestHandlersThatReturnRefusalsRunOnce",

@@ -34,6 +34,11 @@ type Fabric struct {
 	Device         device.Device
 	Flush          func(device int) error
 	OnDevice       bool // measure GPU and Direct too
+	// Port selects the port of both NICs.
+	Port rdma.PortOptions
+	// Beside is the length of transfers. Calls without an attachment are also measured beside them:
+	// GPU, BesideBlocks and BesideDirect. Zero: they are not.
+	Beside int64
 }
 
 // Openers returns the subjects by RDMA. GPU and Direct measure attachments.
@@ -50,7 +55,10 @@ func (f *Fabric) Openers() []Opener {
 			return c, nil
 		}
 	}
-	return []Opener{open(RDMA), open(GPU), open(Direct)}
+	beside := func(name string) Opener {
+		return func(ctx context.Context, l Load) (Subject, error) { return f.openBeside(ctx, name, l) }
+	}
+	return []Opener{open(RDMA), open(GPU), open(Direct), beside(GPU), beside(BesideBlocks), beside(BesideDirect)}
 }
 
 // remoteClient is a client of a server in this process, by RDMA.
@@ -74,7 +82,7 @@ func (c *remoteClient) open(ctx context.Context) error {
 	var sides [2]*rpc.RDMA
 	for i, nic := range []*registry.Registry{c.f.Server, c.f.Client} {
 		o := rpc.RDMAOptions{
-			NIC: nic, Memory: mem.ArenaHooks{Alloc: c.f.Device.AllocHost, Free: c.f.Device.Free}, HelloVersion: 3, Direct: true,
+			NIC: nic, Port: c.f.Port, Memory: mem.ArenaHooks{Alloc: c.f.Device.AllocHost, Free: c.f.Device.Free}, HelloVersion: 3, Direct: true,
 			Flush: func(index int) error {
 				if c.f.Flush == nil {
 					return nil
@@ -221,7 +229,7 @@ func (c *remoteClient) call(ctx context.Context, p place, compare bool) error {
 		message = string(c.want)
 	}
 	in := &echo.EchoRequest{Message: &message}
-	if c.name == Direct {
+	if c.name == Direct && c.load.Attachment > 0 {
 		_, err := c.stub.Echo(ctx, in, rpc.WithSource(whole(p.source)), rpc.WithDestination(whole(p.destination)))
 		if err != nil || !compare {
 			return err
@@ -234,7 +242,7 @@ func (c *remoteClient) call(ctx context.Context, p place, compare bool) error {
 	}
 	attachment := chain.OfBytes(nil)
 	switch {
-	case c.name == GPU:
+	case c.name == GPU && c.load.Attachment > 0:
 		b, err := chain.NewRegistered(mem.All(p.source), nil)
 		if err != nil {
 			return err

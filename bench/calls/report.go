@@ -44,6 +44,8 @@ type Point struct {
 	BodyBytes       int64   `json:"body_bytes"`
 	AttachmentBytes int64   `json:"attachment_bytes"`
 	GBps            float64 `json:"gb_per_s"` // 1e9 bytes per second in each direction
+	// BesideGBps is the rate of the transfers beside these calls.
+	BesideGBps float64 `json:"beside_gb_per_s,omitempty"`
 }
 
 // String returns the lengths and the number of callers.
@@ -103,6 +105,12 @@ func (r *Report) WriteText(w io.Writer) error {
 		p.Define(RDMA, "the same by RDMA, in host memory")
 		p.Define(GPU, "the same, from device memory to blocks of it")
 		p.Define(Direct, "the same, placed directly from and to device memory")
+	}
+	for i := range r.Points {
+		if at := &r.Points[i]; at.BesideGBps > 0 {
+			p.Define(at.Subject, fmt.Sprintf("calls beside transfers of %s GB/s in each direction on the same connection (%s callers)",
+				present.Rate(at.BesideGBps), present.Count(int64(at.Callers))))
+		}
 	}
 	p.Define("CPU, allocs", "time and objects of this process for a call")
 	return p.Write(w)

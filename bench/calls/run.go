@@ -52,6 +52,7 @@ func (b *run) point(ctx context.Context, l Load) (err error) {
 		return context.Cause(ctx)
 	}
 	var subjects []rounds.Subject
+	beside := make(map[string]func() float64)
 	openers := []Opener{b.o.rpc}
 	if b.o.Address == "" {
 		openers = []Opener{openSockets, b.o.rpc}
@@ -63,6 +64,7 @@ func (b *run) point(ctx context.Context, l Load) (err error) {
 		}
 		if s != nil {
 			subjects = append(subjects, s)
+			beside[s.Name()] = func() float64 { return besideGBps(s) }
 			defer func() { err = errors.Join(err, s.Close()) }()
 		}
 	}
@@ -76,6 +78,7 @@ func (b *run) point(ctx context.Context, l Load) (err error) {
 	for _, s := range results {
 		b.report.Points = append(b.report.Points, Point{
 			Result: s, Callers: l.Callers, BodyBytes: l.Body, AttachmentBytes: l.Attachment, GBps: s.OpsPerSecond * float64(l.Body+l.Attachment) / 1e9,
+			BesideGBps: beside[s.Subject](),
 		})
 	}
 	return nil

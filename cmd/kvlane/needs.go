@@ -91,6 +91,10 @@ var needs = append(settingNeeds(), []need{
 		met: settings.Is("rdma", "true"), lacks: "--rdma",
 	},
 	{
+		commands: []string{"rpc bench"}, flags: []string{"beside"},
+		met: settings.Is("gpu", "true"), lacks: "--gpu",
+	},
+	{
 		commands: []string{"rpc serve", "rpc call"}, flags: []string{"device", "device-index"},
 		met: settings.Is("gpu", "true"), lacks: "--gpu",
 	},

@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/kvlane/kvlane/bench/calls"
+	"github.com/kvlane/kvlane/internal/present"
 	"github.com/kvlane/kvlane/internal/unwind"
 	"github.com/kvlane/kvlane/rpc"
 )
@@ -19,6 +20,7 @@ type rpcBench struct {
 	bodies, attachments []string
 	credentials         rpcCredentials
 	rdma                rpcRDMA
+	beside              string
 	json                bool
 	out                 string
 }
@@ -33,13 +35,15 @@ Without --addr, client and server run in this process, use the loopback interfac
 rounds. Bare sockets return frames of the same bytes. Short frames are pipelined on one connection; otherwise each caller has a connection.
 
 With --rdma a client and a server by RDMA are measured too (rdma). With --gpu there are two more subjects for attachments in memory of the device:
-received into blocks of it (rdma-gpu), and placed directly from and to it (direct).
+received into blocks of it (rdma-gpu), and placed directly from and to it (direct). With --beside messages are also measured on connections with device
+memory: alone (rdma-gpu), and while another call moves that many bytes by blocks (beside-blocks) or directly (beside-direct).
 
 All bytes of the first responses are compared, and the lengths of the others; wrong bytes fail the run. CPU time and allocations are those of
 this process. Ctrl-C ends a run early and prints the results so far.`,
 		Example: `  kvlane rpc bench
   kvlane rpc bench --callers 1,8 --attachments 64KiB,1MiB --duration 2s --json
   kvlane rpc bench --rdma --gpu --rdma-provider soft --device sim --callers 8 --attachments 1MiB
+  kvlane rpc bench --rdma --gpu --rdma-provider soft --device sim --callers 1 --beside 16MiB
   kvlane rpc bench --addr 127.0.0.1:8000 --sizes 4KiB`,
 		Args: usageArgs(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error { return f.measure(cmd) },
@@ -56,6 +60,7 @@ this process. Ctrl-C ends a run early and prints the results so far.`,
 	f.credentials.register(fl)
 	fl.BoolVar(&f.rdma.on, "rdma", false, "measure calls by RDMA too")
 	fl.BoolVar(&f.rdma.gpu, "gpu", false, "with --rdma: measure attachments in device memory too")
+	fl.StringVar(&f.beside, "beside", "", "with --gpu: length of transfers beside which messages are measured too")
 	f.rdma.registerDevice(fl)
 	f.rdma.nics.registerNICs(fl)
 	fl.BoolVar(&f.json, "json", false, "print one JSON object")
@@ -110,7 +115,16 @@ func (f *rpcBench) openFabric(closers *unwind.Stack) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	fabric := &calls.Fabric{Client: domains[0].NIC, Server: domains[1].NIC, Device: dev, Flush: domains[0].Flush, OnDevice: f.rdma.gpu}
+	fabric := &calls.Fabric{Client: domains[0].NIC, Server: domains[1].NIC, Device: dev, Flush: domains[0].Flush, OnDevice: f.rdma.gpu, Port: domains[0].Port()}
+	if f.beside != "" {
+		sizes, err := parseSizes("beside", []string{f.beside})
+		if err != nil {
+			return "", &usageError{err}
+		}
+		if fabric.Beside = sizes[0]; fabric.Beside > maxAttachmentBytes {
+			return "", usagef("--beside %s: longer than %s", f.beside, present.Bytes(maxAttachmentBytes))
+		}
+	}
 	f.run.Extra = fabric.Openers()
 	return what, nil
 }

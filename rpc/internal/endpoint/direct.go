@@ -19,8 +19,11 @@ const (
 	// directDepth is the number of requests of the second queue pair.
 	directDepth = 64
 	// directBytes is the maximum length of such a request, so that transfers of several calls take
-	// turns.
-	directBytes = 4 << 20
+	// turns, and so do they and messages where a NIC or a device serves requests one after another.
+	directBytes = 2 << 20
+	// directWindow bounds the bytes of requests in progress, for the same reason. A link of 400 Gb/s
+	// carries them in 80 µs.
+	directWindow = 4 << 20
 )
 
 // PeerAccess are the rights to memory that a peer may read and write.
@@ -30,7 +33,13 @@ const PeerAccess = rdma.AccessLocalWrite | rdma.AccessRemoteRead | rdma.AccessRe
 // requests do not take windows of messages. Its fields are guarded by the mutex of the endpoint.
 type direct struct {
 	ch      *channel.Channel
-	pending []*transfer // of each request without a completion, in order
+	pending []directRequest // requests without a completion, in order
+	bytes   int64           // of pending
+}
+
+type directRequest struct {
+	t     *transfer
+	bytes int64
 }
 
 // transfer is a call of Transfer.
@@ -162,7 +171,8 @@ func (e *Endpoint) postDirect(ctx context.Context, t *transfer, wr rdma.SendWR) 
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	d := e.direct
-	for len(d.pending) >= d.ch.Depth && e.err == nil && ctx.Err() == nil {
+	n := wr.Bytes()
+	for (len(d.pending) >= d.ch.Depth || d.bytes > 0 && d.bytes+n > directWindow) && e.err == nil && ctx.Err() == nil {
 		e.changed.Wait()
 	}
 	switch {
@@ -174,9 +184,10 @@ func (e *Endpoint) postDirect(ctx context.Context, t *transfer, wr rdma.SendWR) 
 	if _, err := d.ch.Pairs[0].Post([]rdma.SendWR{wr}); err != nil {
 		return fmt.Errorf("place data: %w", err)
 	}
-	d.pending = append(d.pending, t)
+	d.pending = append(d.pending, directRequest{t, n})
+	d.bytes += n
 	t.left++
-	e.placed.Add(wr.Bytes())
+	e.placed.Add(n)
 	return nil
 }
 
@@ -184,11 +195,13 @@ func (e *Endpoint) postDirect(ctx context.Context, t *transfer, wr rdma.SendWR) 
 func (e *Endpoint) directCompleted(wc *rdma.WC) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	_, _, over := e.direct.ch.Completed(wc)
-	for _, t := range e.direct.pending[:over] {
-		t.left--
+	d := e.direct
+	_, _, over := d.ch.Completed(wc)
+	for _, r := range d.pending[:over] {
+		r.t.left--
+		d.bytes -= r.bytes
 	}
-	e.direct.pending = e.direct.pending[over:]
+	d.pending = d.pending[over:]
 	e.changed.Broadcast()
 	return nil
 }
@@ -199,10 +212,10 @@ func (e *Endpoint) failTransfers() {
 	if e.direct == nil {
 		return
 	}
-	for _, t := range e.direct.pending {
-		t.left--
-		t.err = e.err
+	for _, r := range e.direct.pending {
+		r.t.left--
+		r.t.err = e.err
 	}
-	e.direct.pending = nil
+	e.direct.pending, e.direct.bytes = nil, 0
 	e.changed.Broadcast()
 }

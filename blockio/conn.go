@@ -109,39 +109,6 @@ func openConn(ctx context.Context, nc net.Conn, h *Hello, s *slots) (*conn, erro
 	return c, nil
 }
 
-func sayHello(nc net.Conn, h *Hello) (*conn, error) {
-	body, err := h.Append(nil)
-	if err != nil {
-		return nil, err
-	}
-	c := &conn{
-		nc: nc, w: wire.NewFrameWriter(nc), r: wire.NewFrameReader(nc, h.Limits.BodyBytes(), h.Limits.RequestBytes), id: h.ID,
-		wake: make(chan struct{}, 1), stop: make(chan struct{}), ended: make(chan struct{}), calls: make(map[uint64]*call),
-	}
-	if err := errors.Join(c.w.Append(body), c.w.Flush()); err != nil {
-		return nil, err
-	}
-	body, data, err := c.r.Next()
-	if err != nil {
-		return nil, err
-	}
-	var r HelloResult
-	if err = r.Decode(body); err == nil {
-		err = r.Answers(h)
-	}
-	if err == nil && data > 0 {
-		err = invalid("result of hello with %d bytes of data", data)
-	}
-	if err == nil {
-		err = r.Err()
-	}
-	if err != nil {
-		return nil, &wire.AnswerError{Err: err}
-	}
-	c.limits, c.boot, c.credits = r.Limits, r.Boot, int64(r.Limits.Credits)
-	return c, nil
-}
-
 // fail closes the connection. Only the first error counts.
 func (c *conn) fail(err error) {
 	c.mu.Lock()

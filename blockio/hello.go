@@ -201,24 +201,6 @@ func (h *HelloResult) Validate() error {
 	return h.Limits.Validate()
 }
 
-// Errors of the results of hello.
-var (
-	// errConnections wraps ErrBusy: a server has no other reason for a busy hello.
-	errConnections = fmt.Errorf("the server has no free connection for this tenant: use fewer clients, or raise --max-connections of the server: %w", errdefs.ErrBusy)
-	errCredential  = fmt.Errorf("the server refuses the credential: check the token or the client certificate: %w", ErrDenied)
-)
-
-// Err returns the error of the status, or nil for StatusOK.
-func (h *HelloResult) Err() error {
-	switch h.Status {
-	case StatusBusy:
-		return errConnections
-	case StatusDenied:
-		return errCredential
-	}
-	return h.Status.Err()
-}
-
 // Answers returns ErrInvalid if h is not a result of q.
 func (h *HelloResult) Answers(q *Hello) error {
 	if h.ID != q.ID || h.Status == StatusOK && h.Limits.Min(q.Limits) != h.Limits {

@@ -88,8 +88,11 @@ func (s *Server) hello(nc, raw net.Conn, slot *wire.Slot) (*conn, error) {
 		err = c.admit(&h, slot)
 	}
 	r := blockio.HelloResult{ID: h.ID, Status: blockio.StatusOf(err)}
-	if errors.Is(err, blockio.ErrDenied) {
+	switch r.Status {
+	case blockio.StatusDenied:
 		s.denied.Add(1)
+	case blockio.StatusNotSupported: // by the disk; clients take it for the need of TLS
+		r.Status = blockio.StatusFailed
 	}
 	if err == nil {
 		c.limits = s.o.Limits.Min(h.Limits)

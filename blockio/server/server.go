@@ -13,6 +13,7 @@ import (
 	"context"
 	"crypto/rand"
 	"crypto/tls"
+	"errors"
 	"fmt"
 	"net"
 	"sync"
@@ -170,11 +171,17 @@ func (s *Server) start(nc net.Conn) {
 // serve serves a connection until it ends.
 func (s *Server) serve(nc net.Conn, slot *wire.Slot) {
 	raw := nc
-	defer func() { _ = raw.Close() }() // the first error counts
-	if c := s.o.Auth.TLS(); c != nil {
-		nc = tls.Server(nc, c)
-	}
+	defer func() { _ = raw.Close() }()                // the first error counts
 	_ = raw.SetDeadline(time.Now().Add(helloTimeout)) // reading fails otherwise
+	if c := s.o.Auth.TLS(); c != nil {
+		t := tls.Server(nc, c)
+		if err := t.HandshakeContext(s.ctx); err != nil {
+			s.refused.Add(1)
+			refuse(raw, err)
+			return
+		}
+		nc = t
+	}
 	if s.o.RDMA != nil {
 		nc = s.o.RDMA.Open(nc, s.o.Auth.Authenticates() || s.o.LoopbackRDMA && isLoopback(nc.LocalAddr()))
 		defer func() { _ = nc.Close() }() // it ends the session
@@ -187,6 +194,18 @@ func (s *Server) serve(nc net.Conn, slot *wire.Slot) {
 	}
 	_ = raw.SetDeadline(time.Time{})
 	c.run()
+}
+
+// refuse answers the hello of a client without TLS, whose handshake failed.
+func refuse(raw net.Conn, err error) {
+	var record tls.RecordHeaderError
+	if errors.As(err, &record) && record.Conn != nil && record.RecordHeader[3] == 0 { // the length of a hello is short
+		r := blockio.HelloResult{ID: 1, Status: blockio.StatusNotSupported}
+		if b, err := r.Append(nil); err == nil {
+			w := wire.NewFrameWriter(raw)
+			_ = errors.Join(w.Append(b), w.Flush()) // the client has gone
+		}
+	}
 }
 
 // Drain accepts no more connections, and refuses new requests as StatusDraining. It waits until no

@@ -213,9 +213,12 @@ func (f *failure) notFound() string {
 	if path == "" {
 		return ""
 	}
-	isDir, isOut := false, false
+	isDir, isOut, given := false, false, ""
 	f.cmd.Flags().Visit(func(flag *pflag.Flag) {
 		named := slices.ContainsFunc(flagValues(flag), func(v string) bool { return filepath.Clean(v) == filepath.Clean(path) })
+		if named {
+			given = flag.Name
+		}
 		s := settings.ByName(flag.Name)
 		isDir = isDir || named && (flag.Name == "dir" || s != nil && s.IsDir())
 		isOut = isOut || named && slices.Contains([]string{"out", "svg"}, flag.Name)
@@ -231,6 +234,8 @@ func (f *failure) notFound() string {
 		return fmt.Sprintf("create it: mkdir -p %s", shellWord(path))
 	case isOut && err != nil:
 		return fmt.Sprintf("create its folder: mkdir -p %s", shellWord(parent))
+	case given != "":
+		return fmt.Sprintf("check the name that --%s gives.", given)
 	case within(f.cmd, []string{"replay"}):
 		return "check the name; - is standard input, and kvlane demo has a trace of its own."
 	}

@@ -2,11 +2,16 @@ package auth
 
 import (
 	"bytes"
+	"context"
 	"crypto/tls"
+	"crypto/x509"
+	"errors"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"slices"
+	"syscall"
 
 	"github.com/kvlane/kvlane/errdefs"
 )
@@ -83,6 +88,36 @@ func (c *Client) TLS(address string) *tls.Config {
 		}
 	}
 	return t
+}
+
+// Dial connects to address, HOST:PORT, by TCP or TLS. Errors of the handshake name the setting to
+// check.
+func (c *Client) Dial(ctx context.Context, address string) (net.Conn, error) {
+	nc, err := new(net.Dialer).DialContext(ctx, "tcp", address)
+	config := c.TLS(address)
+	if err != nil || config == nil {
+		return nc, err
+	}
+	t := tls.Client(nc, config)
+	if err := t.HandshakeContext(ctx); err != nil {
+		return nil, errors.Join(explain(err), nc.Close())
+	}
+	return t, nil
+}
+
+// explain returns an error of a client's handshake with its likely cause.
+func explain(err error) error {
+	var name x509.HostnameError
+	var record tls.RecordHeaderError
+	switch {
+	case errors.As(err, &name):
+		return fmt.Errorf("TLS handshake: use an address that the server's certificate names: %w", err)
+	case errors.As(err, new(*tls.CertificateVerificationError)):
+		return fmt.Errorf("TLS handshake: check the file of authorities, and the server's certificate: %w", err)
+	case errors.Is(err, io.EOF), errors.Is(err, syscall.ECONNRESET), errors.As(err, &record):
+		return fmt.Errorf("TLS handshake: the server does not use TLS: give no file of authorities, or start it with --tls-cert: %w", err)
+	}
+	return fmt.Errorf("TLS handshake: %w", err)
 }
 
 // Token returns a copy of the token to send after the handshake. It is empty if the client has no

@@ -2,7 +2,6 @@ package remote
 
 import (
 	"context"
-	"crypto/tls"
 	"errors"
 	"fmt"
 	"net"
@@ -95,7 +94,7 @@ func Open(ctx context.Context, c Config) (*Tier, error) {
 		return nil, fmt.Errorf("open remote tier: %w", err)
 	}
 	if c.Dial == nil {
-		c.Dial = func(ctx context.Context, address string) (net.Conn, error) { return dial(ctx, creds, address) }
+		c.Dial = creds.Dial
 	}
 	list, _ := metadata.ParseMembers(c.Servers) // Validate has checked it
 	members, _ := list.List()
@@ -113,13 +112,6 @@ func Open(ctx context.Context, c Config) (*Tier, error) {
 	}
 	t.probe(ctx)
 	return t, nil
-}
-
-func dial(ctx context.Context, creds *auth.Client, address string) (net.Conn, error) {
-	if c := creds.TLS(address); c != nil {
-		return (&tls.Dialer{Config: c}).DialContext(ctx, "tcp", address)
-	}
-	return new(net.Dialer).DialContext(ctx, "tcp", address)
 }
 
 // openNIC returns the options of the NIC, or nil.
@@ -162,7 +154,7 @@ func (t *Tier) noteSockets(address string, why error) {
 	t.notes = append(t.notes, fmt.Sprintf("blocks of block server %s pass over sockets: %v", address, why))
 }
 
-// probe notes the servers that cannot be reached, and those that refuse RDMA.
+// probe notes the servers that cannot be used, and those that refuse RDMA.
 func (t *Tier) probe(ctx context.Context) {
 	errs := make([]error, len(t.servers))
 	var wg sync.WaitGroup
@@ -172,7 +164,11 @@ func (t *Tier) probe(ctx context.Context) {
 	wg.Wait()
 	for i, err := range errs {
 		if err != nil {
-			t.notes = append(t.notes, fmt.Sprintf("block server %s does not answer; its blocks are misses until it does: %v", t.servers[i].address, err))
+			does := "does not answer"
+			if errors.Is(err, errRefused) {
+				does = "refuses this client"
+			}
+			t.notes = append(t.notes, fmt.Sprintf("block server %s %s; its blocks are misses meanwhile: %v", t.servers[i].address, does, err))
 		}
 		if refusal := t.servers[i].client.Stats().Refusal; refusal != nil {
 			t.noteSockets(t.servers[i].address, refusal)

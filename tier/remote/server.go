@@ -78,8 +78,15 @@ func (s *server) call(ctx context.Context, timeout time.Duration, request func(c
 	}
 	permit.Fail(err)
 	s.note(err)
-	return fmt.Errorf("%w: %s: %v", tier.ErrUnavailable, s.address, err) //nolint:errorlint // its class is tier.ErrUnavailable
+	class := tier.ErrUnavailable
+	if errors.Is(err, blockio.ErrRefused) {
+		class = errRefused
+	}
+	return fmt.Errorf("%w: %s: %v", class, s.address, err) //nolint:errorlint // its class is tier.ErrUnavailable
 }
+
+// errRefused is the error of requests to a server that refuses the connection.
+var errRefused = fmt.Errorf("the server refuses this client: %w", tier.ErrUnavailable)
 
 func (s *server) note(err error) {
 	s.mu.Lock()
@@ -89,6 +96,9 @@ func (s *server) note(err error) {
 
 // answered reports whether an error is the answer of a server that works.
 func answered(err error) bool {
+	if errors.Is(err, blockio.ErrRefused) {
+		return false
+	}
 	for _, target := range []error{errdefs.ErrNotFound, errdefs.ErrExists, errdefs.ErrNoSpace, errdefs.ErrReadOnly, errdefs.ErrCorrupt, errdefs.ErrBusy} {
 		if errors.Is(err, target) {
 			return true

@@ -182,8 +182,8 @@ func TestServerThatDoesNotRead(t *testing.T) {
 	const limit = 4 << 20
 	client := newClient(t, l.Addr().String(), rpc.ClientOptions{MaxUnsentBytes: limit, Stall: 2 * time.Second})
 	before, most, refused := heapBytes(), int64(0), 0
-	for i := 0; i < 200 && refused < 5; i++ {
-		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Millisecond)
+	for end := time.Now().Add(testkit.Patience()); refused < 5 && time.Now().Before(end); {
+		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 		_, err := echoCall(ctx, client, string(make([]byte, 1<<20)))
 		cancel()
 		switch rpc.CodeOf(err) {

@@ -6,6 +6,13 @@ import (
 	"time"
 )
 
+// checkContext panics for a context of nil, as package net does.
+func checkContext(ctx context.Context) {
+	if ctx == nil {
+		panic("rpc: nil context")
+	}
+}
+
 // callContext is the context of a handler. It ends with the handler, with the connection and at the
 // deadline. Most handlers do not wait for its end: only for those it makes a context of its own. It
 // is safe for concurrent use after begin.

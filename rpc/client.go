@@ -45,8 +45,9 @@ type ClientOptions struct {
 	// delay that doubles from MinBackoff to MaxBackoff, give or take 20%. Defaults: 3 s, 50 ms and
 	// 5 s.
 	DialTimeout, MinBackoff, MaxBackoff time.Duration
-	// MaxBodyBytes limits a response with its attachment, before and after decompression, and
-	// MaxMetaBytes its meta.
+	// MaxBodyBytes limits a request or response with its meta and attachment, and a response also
+	// after decompression. MaxMetaBytes limits the meta, with all fields. The server has limits of
+	// its own for requests.
 	MaxBodyBytes, MaxMetaBytes int64
 	// MaxUnsentBytes limits the requests that the server has not read. Further calls wait. If the
 	// server reads nothing for a second, they fail with Overcrowded.
@@ -123,14 +124,18 @@ func NewClient(address string, o ClientOptions) (*Client, error) {
 }
 
 // Call calls a method, named SERVICE/METHOD, and waits for the response, which it decodes into out.
-// When ctx ends, it returns TimedOut or Canceled, and a late response is dropped. All errors are an
-// *Error.
+// When ctx ends, it returns TimedOut or Canceled, and a late response is dropped. It returns
+// BadRequest for a request over the limits of ClientOptions and for messages of nil, without a
+// request to the server. All errors are an *Error.
 func (c *Client) Call(ctx context.Context, method string, in, out proto.Message, options ...CallOption) error {
 	r, err := NewRequest(method, in, options...)
 	if err != nil {
 		return err
 	}
 	defer r.Release()
+	if err := checkResponse(out); err != nil {
+		return err
+	}
 	response, err := c.Do(ctx, r)
 	if err != nil {
 		return err
@@ -147,6 +152,7 @@ func (c *Client) Do(ctx context.Context, r *Request) (Response, error) {
 
 // do is Do. prepare may change the request after its connection was chosen.
 func (c *Client) do(ctx context.Context, r *Request, prepare func(*clientConn) error) (Response, error) {
+	checkContext(ctx)
 	if ctx.Err() != nil {
 		return Response{}, callError(ctx, notSent(context.Cause(ctx)))
 	}
@@ -173,6 +179,7 @@ func (c *Client) do(ctx context.Context, r *Request, prepare func(*clientConn) e
 
 // Connect connects to the server if no connection is open. It returns the errors of Call.
 func (c *Client) Connect(ctx context.Context) error {
+	checkContext(ctx)
 	conn, err := c.take(ctx)
 	if err == nil {
 		c.give(conn, nil)

@@ -173,6 +173,10 @@ func (c *clientConn) send(ctx context.Context, meta *pb.Meta, message *payload, 
 		copied.Release()
 		return &Error{BadRequest, "the attachment cannot be sent", err}
 	}
+	if err := c.c.checkSize(o.head); err != nil {
+		copied.Release()
+		return err
+	}
 	if o.message != nil && message.block != nil {
 		message.block.Retain()
 		o.block = message.block
@@ -186,6 +190,21 @@ func (c *clientConn) send(ctx context.Context, meta *pb.Meta, message *payload, 
 		defer c.introduced.Store(true) // after the frame is queued
 	}
 	return c.out.write(o)
+}
+
+// checkSize returns BadRequest for a frame over the limits of the client. A server with these limits
+// closes the connection, and the other calls on it fail.
+func (c *Client) checkSize(head []byte) error {
+	h, err := frame.Parse(head)
+	switch {
+	case err != nil:
+		return err
+	case h.Body > c.o.MaxBodyBytes:
+		return Errorf(BadRequest, "a request of %d bytes with its meta and attachment exceeds ClientOptions.MaxBodyBytes of %d", h.Body, c.o.MaxBodyBytes)
+	case h.Meta > c.o.MaxMetaBytes:
+		return Errorf(BadRequest, "a request with a meta of %d bytes, which has the user fields, exceeds ClientOptions.MaxMetaBytes of %d", h.Meta, c.o.MaxMetaBytes)
+	}
+	return nil
 }
 
 // await waits for the response or the end of ctx.

@@ -23,6 +23,9 @@ func (c *Client) OpenStreams(ctx context.Context, method string, in, out proto.M
 		return nil, err
 	}
 	defer r.Release()
+	if err := checkResponse(out); err != nil {
+		return nil, err
+	}
 	var list []*Stream
 	response, err := c.do(ctx, r, func(conn *clientConn) error {
 		for range n {

@@ -13,6 +13,9 @@
 //	c, err := rpc.NewClient("127.0.0.1:8000", rpc.ClientOptions{})
 //	response, err := echo.NewEchoServiceStub(c).Echo(ctx, request)
 //
+// A context of nil panics, as in package net. A nil *chain.Chain is empty. Other arguments of nil
+// are errors.
+//
 // A call may have an attachment: bytes after the message that are neither encoded nor copied
 // (package chain). docs/rpc.md has the supported parts of the protocol and the
 // differences from brpc.

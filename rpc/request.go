@@ -71,6 +71,9 @@ func (r *Request) encode(method string, in proto.Message) error {
 	if r.service, r.method, ok = strings.Cut(method, "/"); !ok || r.service == "" || r.method == "" {
 		return &Error{BadRequest, fmt.Sprintf("method %q is not SERVICE/METHOD", method), errdefs.ErrInvalid}
 	}
+	if in == nil {
+		return &Error{BadRequest, "the request is nil", errdefs.ErrInvalid}
+	}
 	var err error
 	if r.message, err = encode(in, r.o.content, r.o.compression); err != nil {
 		return &Error{BadRequest, "the request does not encode", err}
@@ -82,6 +85,14 @@ func (r *Request) encode(method string, in proto.Message) error {
 		if r.checksum, err = checksum(r.message.bytes, r.o.attachment, r.o.checksum == CRC32CAll); err != nil {
 			return &Error{BadRequest, "the attachment has no checksum", err}
 		}
+	}
+	return nil
+}
+
+// checkResponse returns an error for a message that no response can be decoded into.
+func checkResponse(out proto.Message) error {
+	if out == nil || !out.ProtoReflect().IsValid() {
+		return &Error{BadRequest, "the message for the response is nil", errdefs.ErrInvalid}
 	}
 	return nil
 }
@@ -123,6 +134,9 @@ func (a Response) Executed() bool {
 func (a Response) Decode(out proto.Message) error {
 	p, o := a.p, &a.r.o
 	defer p.release()
+	if err := checkResponse(out); err != nil {
+		return err
+	}
 	if o.gotFields != nil {
 		*o.gotFields = p.meta.GetUserFields()
 		delete(*o.gotFields, executedField)

@@ -74,6 +74,9 @@ func (o *ServerOptions) setDefaults() error {
 	if min(o.MaxConcurrency, o.MaxConnections, o.MaxPipelined) < 0 || min(o.MaxBodyBytes, o.MaxMetaBytes, o.MaxUnsentBytes, int64(o.Stall)) < 0 {
 		return fmt.Errorf("make rpc server: a limit is negative: %w", errdefs.ErrInvalid)
 	}
+	if slices.ContainsFunc(o.Interceptors, func(i Interceptor) bool { return i == nil }) {
+		return fmt.Errorf("make rpc server: an interceptor is nil: %w", errdefs.ErrInvalid)
+	}
 	if o.MemoryBytes < o.MaxBodyBytes {
 		return fmt.Errorf("make rpc server: memory of %d bytes is less than one request of %d: %w", o.MemoryBytes, o.MaxBodyBytes, errdefs.ErrInvalid)
 	}
@@ -149,6 +152,9 @@ func (s *Server) Register(list ...*Service) error {
 
 // Serve accepts connections of l until Close or Shutdown, and then returns nil. It closes l.
 func (s *Server) Serve(l net.Listener) error {
+	if l == nil {
+		return fmt.Errorf("serve rpc: the listener is nil: %w", errdefs.ErrInvalid)
+	}
 	defer func() { _ = l.Close() }() // a second close
 	s.mu.Lock()
 	for name, n := range s.o.MethodConcurrency {
@@ -222,6 +228,7 @@ func (s *Server) Stats() ServerStats {
 // closes them at once and returns an error with the cause and the handlers that still run. Close
 // waits for these. It returns ErrClosed after Close.
 func (s *Server) Shutdown(ctx context.Context) error {
+	checkContext(ctx)
 	s.mu.Lock()
 	if s.stopping.Load() {
 		s.mu.Unlock()

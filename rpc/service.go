@@ -45,6 +45,9 @@ type Service struct {
 // none. It returns ErrInvalid if a handler is missing or names no method, and for streaming
 // methods, which the protocol does not have.
 func NewService(d protoreflect.ServiceDescriptor, handlers map[string]Handler) (*Service, error) {
+	if d == nil {
+		return nil, fmt.Errorf("make a service: the descriptor is nil: %w", errdefs.ErrInvalid)
+	}
 	s := &Service{Name: string(d.FullName())}
 	for i := range d.Methods().Len() {
 		m := d.Methods().Get(i)
@@ -85,6 +88,9 @@ type services struct {
 }
 
 func (s *services) add(v *Service) error {
+	if v == nil {
+		return fmt.Errorf("register a service: it is nil: %w", errdefs.ErrInvalid)
+	}
 	if v.Name == "" || len(v.Methods) == 0 {
 		return fmt.Errorf("register service %q with %d methods: %w", v.Name, len(v.Methods), errdefs.ErrInvalid)
 	}
@@ -93,7 +99,7 @@ func (s *services) add(v *Service) error {
 			return fmt.Errorf("register %s/%s: %w", v.Name, m.Name, errdefs.ErrExists)
 		}
 		if m.NewRequest == nil || m.Handle == nil {
-			return fmt.Errorf("register %s/%s without a function: %w", v.Name, m.Name, errdefs.ErrInvalid)
+			return fmt.Errorf("register %s/%s: a function is nil: %w", v.Name, m.Name, errdefs.ErrInvalid)
 		}
 	}
 	for _, m := range v.Methods {

@@ -262,14 +262,18 @@ func (s *Stream) wait(ctx context.Context, ok func() bool) error {
 	return nil
 }
 
-// Send sends a message. It takes over the chain in any case. It waits until the call's response is
+// Send sends a message. It takes over the chain in any case; nil is an empty message. It waits until the call's response is
 // sent or received, while the peer has not consumed MaxBuffered bytes, and while too many bytes of
 // the connection are unread. It returns an *Error: the code Closed after the stream has ended, and
 // for a peer that does not receive. If ctx ends within a message of several MiB, the stream is
 // reset.
 func (s *Stream) Send(ctx context.Context, message *chain.Chain) error {
+	checkContext(ctx)
 	defer message.Release()
 	n := message.Len()
+	if n > s.table.max {
+		return Errorf(BadRequest, "a stream message of %d bytes exceeds MaxBodyBytes of %d", n, s.table.max)
+	}
 	s.mu.Lock()
 	err := s.wait(ctx, func() bool {
 		return s.state > streamOpen || s.state == streamOpen && !s.sending && s.sent-s.consumed < s.o.MaxBuffered
@@ -310,6 +314,7 @@ func (s *Stream) Send(ctx context.Context, message *chain.Chain) error {
 // Receive returns the next message, which the caller releases. It returns io.EOF after the last
 // message of a stream that the peer or Close has closed, and otherwise an *Error.
 func (s *Stream) Receive(ctx context.Context) (*chain.Chain, error) {
+	checkContext(ctx)
 	s.mu.Lock()
 	if err := s.wait(ctx, func() bool { return len(s.queue) > 0 || s.state == streamEnded }); err != nil {
 		s.mu.Unlock()

@@ -21,8 +21,12 @@ type message[T any] interface {
 }
 
 // NewMethod returns a method with a handler for its own types of messages. Generated code calls it.
-// A response of nil without an error fails the call with BadResponse.
+// A response of nil without an error fails the call with BadResponse. Register refuses a handle of
+// nil.
 func NewMethod[In message[I], Out message[O], I, O any](name string, handle func(context.Context, In) (Out, error)) Method {
+	if handle == nil {
+		return Method{Name: name}
+	}
 	return Method{
 		Name:       name,
 		NewRequest: func() proto.Message { return In(new(I)) },

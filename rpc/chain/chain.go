@@ -84,7 +84,7 @@ type part struct {
 
 // Chain is a sequence of bytes in blocks. The zero value is empty. A Chain holds references until
 // Release, Cut or Append moves them. It must not be copied after first use, and is not safe for
-// concurrent use.
+// concurrent use. A nil *Chain is empty; appending to it panics.
 type Chain struct {
 	parts []part
 	bytes int64
@@ -109,7 +109,7 @@ func OfBytes(bytes []byte) *Chain {
 	return c
 }
 
-// Len returns the length in bytes. A nil chain is empty.
+// Len returns the length in bytes.
 func (c *Chain) Len() int64 {
 	if c == nil {
 		return 0
@@ -143,8 +143,14 @@ func (c *Chain) AppendBlock(b *Block, n int64) {
 	c.add(part{b, 0, n})
 }
 
-// Append moves all of o to the end of c. o is empty afterwards.
+// Append moves all of o to the end of c. o is empty afterwards. It panics if o is c.
 func (c *Chain) Append(o *Chain) {
+	if o == c {
+		panic("chain: append of a chain to itself")
+	}
+	if o == nil {
+		return
+	}
 	for _, p := range o.parts {
 		c.add(p)
 	}
@@ -154,7 +160,7 @@ func (c *Chain) Append(o *Chain) {
 // Cut removes the first n bytes, or all if there are fewer, and returns them.
 func (c *Chain) Cut(n int64) *Chain {
 	out := new(Chain)
-	for n > 0 && len(c.parts) > 0 {
+	for n > 0 && c.Len() > 0 {
 		p := c.parts[0]
 		if p.len > n {
 			p.block.refs.Add(1)
@@ -287,7 +293,7 @@ func (c *Chain) Extents() ([]mem.Extent, error) {
 	return list, nil
 }
 
-// Release drops the references to all blocks and empties the chain. A nil chain is empty.
+// Release drops the references to all blocks and empties the chain.
 func (c *Chain) Release() {
 	if c == nil {
 		return

@@ -186,3 +186,36 @@ func TestPooledBlocks(t *testing.T) {
 	}()
 	b.Release()
 }
+
+// A nil chain is empty, also as an argument.
+func TestNilChain(t *testing.T) {
+	var none *chain.Chain
+	c := chain.OfBytes([]byte("abc"))
+	c.Append(nil)
+	if out := none.Cut(1); out.Len() != 0 || c.Len() != 3 {
+		t.Errorf("%d bytes cut, %d left", out.Len(), c.Len())
+	}
+	none.Release()
+	c.Release()
+}
+
+// Append of a chain to itself panics with a text and keeps the blocks.
+func TestAppendToItself(t *testing.T) {
+	freed := 0
+	c := new(chain.Chain)
+	c.AppendBlock(chain.NewHost([]byte("abc"), func() { freed++ }), 3)
+	func() {
+		defer func() {
+			if got := recover(); got != "chain: append of a chain to itself" {
+				t.Errorf("panic %v", got)
+			}
+		}()
+		c.Append(c)
+	}()
+	if n := c.Len(); n != 3 {
+		t.Errorf("%d bytes", n)
+	}
+	if c.Release(); freed != 1 {
+		t.Errorf("freed %d times", freed)
+	}
+}

@@ -42,6 +42,9 @@ func New(members metadata.Members, o Options) (*Client, error) {
 	if err := o.setDefaults(); err != nil {
 		return nil, err
 	}
+	if members == nil {
+		return nil, fmt.Errorf("make cluster client: the list of members is nil: %w", errdefs.ErrInvalid)
+	}
 	c := &Client{o: o, members: members, tokens: retryBurst, leaving: make(map[*server]struct{})}
 	c.ctx, c.cancel = context.WithCancel(context.Background())
 	list, changed := members.List()
@@ -139,6 +142,9 @@ func (c *Client) update(list []metadata.Member) error {
 // then has the reason for each server. The error is rpc.ErrNotSent only if no server has received
 // the request.
 func (c *Client) Call(ctx context.Context, method string, in, out proto.Message, options ...rpc.CallOption) error {
+	if ctx == nil {
+		panic("cluster: nil context")
+	}
 	key, ok := ctx.Value(keyContext{}).(string)
 	if !ok && c.o.Policy == ConsistentHash {
 		return &rpc.Error{Code: rpc.BadRequest, Text: "the call has no key (cluster.WithKey)", Cause: errdefs.ErrInvalid}

@@ -176,3 +176,22 @@ func TestCloseEndsCalls(t *testing.T) {
 		}
 	}
 }
+
+func TestNilArguments(t *testing.T) {
+	if _, err := cluster.New(nil, cluster.Options{}); !errors.Is(err, errdefs.ErrInvalid) {
+		t.Errorf("members: %v", err)
+	}
+	c, err := cluster.New(of(), cluster.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	defer func() {
+		if got := recover(); got != "cluster: nil context" {
+			t.Errorf("context: panic %v", got)
+		}
+	}()
+	var none context.Context
+	_, err = ask(none, c)
+	t.Errorf("context: %v", err)
+}

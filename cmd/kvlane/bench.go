@@ -9,14 +9,12 @@ import (
 	"strings"
 	"time"
 
-	"github.com/schollz/progressbar/v3"
 	"github.com/spf13/cobra"
 
 	"github.com/kvlane/kvlane/bench"
 	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/device/sim"
 	"github.com/kvlane/kvlane/errdefs"
-	"github.com/kvlane/kvlane/internal/present"
 	"github.com/kvlane/kvlane/stream"
 	streamcopy "github.com/kvlane/kvlane/stream/copy"
 )
@@ -200,24 +198,10 @@ func noticeOn(cmd *cobra.Command) func(text string) {
 	return func(text string) { fmt.Fprintln(cmd.ErrOrStderr(), text) }
 }
 
-// drawProgress returns a function that draws a progress bar on standard error if that is a
-// terminal, and a function that removes it.
-func drawProgress(cmd *cobra.Command) (progress func(done, total int, what string), finish func()) {
-	var bar *progressbar.ProgressBar
-	progress = func(done, total int, what string) {
-		if bar == nil {
-			bar = progressbar.NewOptions(total, progressbar.OptionSetWriter(cmd.ErrOrStderr()), progressbar.OptionClearOnFinish(),
-				progressbar.OptionSetWidth(30), progressbar.OptionSetVisibility(present.Terminal(cmd.ErrOrStderr())))
-		}
-		bar.ChangeMax(total) // fewer steps if a contender is missing
-		bar.Describe(what)
-		_ = bar.Set(done) // the bar is optional
-	}
-	return progress, func() {
-		if bar != nil {
-			_ = bar.Finish() // the bar is optional
-		}
-	}
+// drawProgress returns a function that shows the progress of a benchmark, and one that removes it.
+func drawProgress(cmd *cobra.Command) (show func(done, total int, what string), finish func()) {
+	p := newProgress(cmd.ErrOrStderr(), cmd.Name(), false)
+	return func(done, total int, what string) { p.show(int64(done), int64(total), what) }, p.end
 }
 
 // openPeer opens the second device, or returns nil if --peer-index names none.

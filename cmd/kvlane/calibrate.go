@@ -5,14 +5,12 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/schollz/progressbar/v3"
 	"github.com/spf13/cobra"
 
 	"github.com/kvlane/kvlane"
 	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/device/sim"
 	"github.com/kvlane/kvlane/gdr"
-	"github.com/kvlane/kvlane/internal/present"
 	"github.com/kvlane/kvlane/profile"
 	"github.com/kvlane/kvlane/stream"
 	"github.com/kvlane/kvlane/stream/copy/plan"
@@ -120,21 +118,12 @@ func runCalibrate(cmd *cobra.Command, f *calibrateFlags) (err error) {
 	return r.WriteText(cmd.OutOrStdout(), f.full)
 }
 
-// calibrate measures the copy paths with a progress bar.
+// calibrate measures the copy paths and shows the progress.
 func (f *calibrateFlags) calibrate(cmd *cobra.Command, dev device.Device) (*profile.Calibrated, error) {
-	var bar *progressbar.ProgressBar
-	f.opts.Progress = func(done, total int, what string) {
-		if bar == nil {
-			bar = progressbar.NewOptions(total, progressbar.OptionSetWriter(cmd.ErrOrStderr()), progressbar.OptionClearOnFinish(),
-				progressbar.OptionSetWidth(30), progressbar.OptionSetVisibility(present.Terminal(cmd.ErrOrStderr())))
-		}
-		bar.Describe(what)
-		_ = bar.Set(done) // the bar is optional
-	}
+	show, finish := drawProgress(cmd)
+	defer finish()
+	f.opts.Progress = show
 	c, err := profile.Calibrate(cmd.Context(), dev, f.opts)
-	if bar != nil {
-		_ = bar.Finish() // the bar is optional
-	}
 	return c, asUsage(err)
 }
 

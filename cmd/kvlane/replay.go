@@ -12,7 +12,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/kvlane/kvlane"
-	"github.com/kvlane/kvlane/internal/present"
 	"github.com/kvlane/kvlane/replay"
 	"github.com/kvlane/kvlane/telemetry"
 )
@@ -125,7 +124,9 @@ func (r *replayCommand) execute(ctx context.Context, stdout, stderr io.Writer) (
 		return err
 	}
 	isReady(ctx)
-	r.run.Progress = progress(metrics, int64(summary.Requests), r.bar(stderr))
+	shown := newProgress(stderr, "replay", r.progress)
+	defer shown.end()
+	r.run.Progress = steps(metrics, int64(summary.Requests), shown)
 
 	rep, err := replay.Run(ctx, r.run)
 	if rep == nil {
@@ -181,24 +182,15 @@ func (r *replayCommand) config() (kvlane.Config, error) {
 	return c, errors.Join(errs...)
 }
 
-// bar returns the function that draws the progress bar on w, or nil.
-func (r *replayCommand) bar(w io.Writer) func(replay.Step) {
-	if !r.progress && !present.Terminal(w) {
-		return nil
-	}
-	return replay.Bar(w)
-}
-
-// progress returns the function that receives the steps of a replay of total requests. It updates
-// the metrics and calls draw if that is not nil.
-func progress(m *telemetry.Metrics, total int64, draw func(replay.Step)) func(replay.Step) {
+// steps returns the function that receives the steps of a replay of total requests. It updates the
+// metrics and the shown progress.
+func steps(m *telemetry.Metrics, total int64, shown *progress) func(replay.Step) {
 	p := telemetry.NewProgress(total)
 	m.SetReplay(p)
 	return func(s replay.Step) {
 		p.Request(s.Accesses, s.Hits, s.VerifiedBytes, s.WrongBytes)
-		if draw != nil {
-			draw(s)
-		}
+		done, _ := p.Requests()
+		shown.show(done, total, "")
 	}
 }
 

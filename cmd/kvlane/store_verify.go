@@ -80,7 +80,9 @@ the new place of each file, and counts the blocks after the repair. Foreign file
 				return err
 			}
 			return printFolders(cmd.Context(), cmd.OutOrStdout(), dirs, asJSON, func(dir string) (folderResult, error) {
-				v, err := verdict(cmd.Context(), bucket, dir, repair)
+				shown := newProgress(cmd.ErrOrStderr(), "verify "+dir, false)
+				defer shown.end()
+				v, err := verdict(cmd.Context(), bucket, dir, repair, shown)
 				if err != nil {
 					return folderResult{}, err
 				}
@@ -97,9 +99,14 @@ the new place of each file, and counts the blocks after the repair. Foreign file
 }
 
 // verdict verifies a directory. It repairs it if repair is true.
-func verdict(ctx context.Context, b bucketAccess, dir string, repair bool) (*dirVerdict, error) {
+func verdict(ctx context.Context, b bucketAccess, dir string, repair bool, shown *progress) (*dirVerdict, error) {
 	if !repair {
-		r, err := keeperOf(b, dir).verify(ctx, dir, nil)
+		k := keeperOf(b, dir)
+		all, err := k.inspect(ctx, dir)
+		if err != nil {
+			all.Blocks = 0 // unknown
+		}
+		r, err := k.verify(ctx, dir, func(blocks, _ int64) { shown.show(blocks, all.Blocks, "") })
 		if err != nil {
 			return nil, err
 		}
@@ -264,9 +271,11 @@ func (v *dirVerdict) remaining() []dirFinding {
 }
 
 func (v *dirVerdict) rows() [][2]string {
-	rows := [][2]string{
-		{"blocks", fmt.Sprintf("%d, %s", v.Blocks, present.Bytes(v.Bytes))},
+	verdict := [2]string{"clean", "every block is sound"}
+	if !v.Clean {
+		verdict = [2]string{"NOT clean", countProblems(v.remaining())}
 	}
+	rows := [][2]string{verdict, {"blocks", fmt.Sprintf("%d, %s", v.Blocks, present.Bytes(v.Bytes))}}
 	for _, algo := range slices.Sorted(maps.Keys(v.Checksums)) {
 		rows = append(rows, [2]string{"  " + algo, fmt.Sprint(v.Checksums[algo])})
 	}
@@ -297,9 +306,6 @@ func (v *dirVerdict) rows() [][2]string {
 			}
 			rows = append(rows, [2]string{"left: " + f.Problem, f.Path + ": " + f.Detail})
 		}
-	}
-	if v.Clean {
-		rows = append(rows, [2]string{"clean", "every block is sound"})
 	}
 	return append(rows, nextRows(v.Next)...)
 }

@@ -2,6 +2,7 @@ package metadata
 
 import (
 	"cmp"
+	"context"
 	"fmt"
 	"iter"
 	"math"
@@ -9,6 +10,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/kvlane/kvlane/errdefs"
 )
@@ -24,6 +26,12 @@ type Member struct {
 	Name    string // unique in the group and equal for all clients, because it determines placement
 	Address string // host:port
 	Weight  int    // share of the load relative to other members, 1 to MaxWeight
+
+	Zone     string // for example of a data center; empty: unknown
+	Draining bool   // the member leaves: it gets no new load
+
+	Boot   [16]byte  // another value after each start of the member; zero: unknown
+	Joined time.Time // of this start, by the member's clock, in UTC; zero: unknown
 }
 
 // Members is the current list of a group's servers. Implementations are safe for concurrent use.
@@ -31,6 +39,15 @@ type Members interface {
 	// List returns the members sorted by name, and a channel that is closed when the list changes,
 	// or nil if it never changes. The caller must not modify the list. List does not block.
 	List() ([]Member, <-chan struct{})
+}
+
+// Versioned are members in a directory that numbers its changes. The numbers grow.
+type Versioned interface {
+	Members
+	// Epoch returns the number of a change. The list contains this change and all earlier ones.
+	Epoch() uint64
+	// Refresh reads the directory again if Epoch is below epoch. It returns the error of reading.
+	Refresh(ctx context.Context, epoch uint64) error
 }
 
 // StaticMembers is a list that never changes.

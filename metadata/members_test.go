@@ -11,12 +11,18 @@ import (
 	"github.com/kvlane/kvlane/metadata"
 )
 
+func member(name, address string, weight int) metadata.Member {
+	return metadata.Member{Name: name, Address: address, Weight: weight}
+}
+
 func TestParseMembers(t *testing.T) {
 	m, err := metadata.ParseMembers("two:7001=3, one:7000,[fe80::1]:9=65536")
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := []metadata.Member{{"[fe80::1]:9", "[fe80::1]:9", 65536}, {"one:7000", "one:7000", 1}, {"two:7001", "two:7001", 3}}
+	want := []metadata.Member{
+		member("[fe80::1]:9", "[fe80::1]:9", 65536), member("one:7000", "one:7000", 1), member("two:7001", "two:7001", 3),
+	}
 	got, changed := m.List()
 	if !slices.Equal(got, want) || changed != nil {
 		t.Errorf("members %+v", got)
@@ -35,12 +41,12 @@ func TestMembersRefuse(t *testing.T) {
 			t.Errorf("%.40q: %v", s, err)
 		}
 	}
-	for _, list := range [][]metadata.Member{nil, {{"", "a:1", 1}}, {{"a", "b:1", 1}, {"a", "c:1", 1}}, make([]metadata.Member, 1<<10+1)} {
+	for _, list := range [][]metadata.Member{nil, {member("", "a:1", 1)}, {member("a", "b:1", 1), member("a", "c:1", 1)}, make([]metadata.Member, 1<<10+1)} {
 		if _, err := metadata.NewStaticMembers(list); !errors.Is(err, errdefs.ErrInvalid) {
 			t.Errorf("%d members: %v", len(list), err)
 		}
 	}
-	list := []metadata.Member{{"b", "x:1", 1}, {"a", "x:1", 2}}
+	list := []metadata.Member{member("b", "x:1", 1), member("a", "x:1", 2)}
 	m, err := metadata.NewStaticMembers(list)
 	if err != nil {
 		t.Fatal(err)

@@ -36,6 +36,14 @@ type PolledMembers struct {
 	list    []Member
 	changed chan struct{}
 	err     error
+	stats   PollStats
+}
+
+// PollStats has counters since the first read.
+type PollStats struct {
+	Reads    int64
+	Failures int64 // of them, without a valid list
+	Changes  int64 // of the list
 }
 
 var _ Members = (*PolledMembers)(nil)
@@ -149,7 +157,7 @@ func openPolled(ctx context.Context, interval time.Duration, read func(context.C
 	if err != nil {
 		return nil, err
 	}
-	m.list = first.list
+	m.list, m.stats.Reads = first.list, 1
 	ctx, m.cancel = context.WithCancel(context.WithoutCancel(ctx))
 	go m.poll(ctx, interval)
 	return m, nil
@@ -171,7 +179,11 @@ func (m *PolledMembers) poll(ctx context.Context, interval time.Duration) {
 		}
 		m.mu.Lock()
 		m.err = err
-		if err == nil && !slices.Equal(m.list, next.list) {
+		m.stats.Reads++
+		if err != nil {
+			m.stats.Failures++
+		} else if !slices.Equal(m.list, next.list) {
+			m.stats.Changes++
 			m.list = next.list
 			close(m.changed)
 			m.changed = make(chan struct{})
@@ -192,6 +204,13 @@ func (m *PolledMembers) Err() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.err
+}
+
+// Stats returns the counters.
+func (m *PolledMembers) Stats() PollStats {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.stats
 }
 
 // Close stops reading and waits for a read in progress. The list stays. Later calls do nothing.

@@ -232,6 +232,9 @@ func TestDNSMembers(t *testing.T) {
 			t.Error(got)
 		}
 	}
+	if st := host.Stats(); st.Failures == 0 || st.Changes != 1 || st.Reads <= st.Failures {
+		t.Errorf("counters %+v", st)
+	}
 	becomes(t, service, "b.kv.example:80=4", func() {
 		server.set(false, map[string][][]byte{"_rpc._tcp.kv.example SRV": {srv(1, 4, 80, "b.kv.example")}})
 	})

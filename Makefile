@@ -31,7 +31,7 @@ GUEST := KVLANE_REQUIRE=verbs,nfs,root $(GO) test -count 1 -p 1 -timeout 20m -ex
 export CGO_ENABLED = 0
 
 .DEFAULT_GOAL := help
-.PHONY: build lib wheel dist python vllm sglang mooncake object deploy demo test short verbs mutants nonic lint race generate drift fuzz bench rpcbench codepaths crash stress hardware-kit hardware clean help
+.PHONY: build lib wheel dist python vllm sglang mooncake object deploy demo test short verbs mutants nonic lint race generate drift fuzz bench rpcbench scale codepaths crash stress hardware-kit hardware clean help
 
 # SOURCE_DATE_EPOCH, seconds since 1970, is the date of builds that shall be the same again (reproducible-builds.org).
 build: ## build the binary, bin/kvlane
@@ -164,6 +164,9 @@ stress: ## run processes with faults, kills and damage concurrently for TIME; wi
 
 bench: ## run every benchmark once
 	$(GO) test -run '^$$' -bench . -benchtime 1x ./...
+
+scale: ## simulate 1,000 block servers with 10^9 blocks: half an hour and 1 GiB; writes the charts of docs/scale.md
+	$(GO) run ./internal/scalesim/scale -charts docs/charts
 
 rpcbench: ## compare RPC calls with grpc-go and bare sockets, in a module of its own
 	$(GO) run -C tools/rpcbench . -callers 8,32

@@ -43,6 +43,9 @@ type ClientOptions struct {
 	Retries int
 	// Timeout is the time for calls whose context has no deadline. Zero: DefaultTimeout.
 	Timeout time.Duration
+	// Replicas is called when a server reports that a run is hot, with the number of servers that are
+	// to have it. It must not block. Nil: reports are ignored.
+	Replicas func(run uint32, servers int)
 	// RDMA lets the server access memory. Nil: bytes are sent over the connection.
 	RDMA *RDMAOptions
 }
@@ -284,6 +287,7 @@ func retryable(err error) bool {
 func (c *Client) do(ctx context.Context, q Request) (*Result, *conn, error) {
 	for attempt := 0; ; attempt++ {
 		k := &call{request: q, ctx: ctx, deadline: c.deadline(ctx)}
+		k.request.Run = runOf(ctx, q.Op)
 		k.request.Phase = attempt&1 == 1
 		conn, err := c.connect(ctx)
 		if err == nil {
@@ -306,6 +310,9 @@ func (c *Client) one(ctx context.Context, conn *conn, k *call) error {
 	if err == nil {
 		err = c.wait(ctx, conn, k)
 	}
+	if err == nil {
+		c.reportReplicas(k)
+	}
 	if err == nil && k.result.Status != StatusPartial {
 		err = k.result.Status.Err()
 	}
@@ -313,4 +320,27 @@ func (c *Client) one(ctx context.Context, conn *conn, k *call) error {
 		return fmt.Errorf("block server: %v: %w", k.request.Op, err)
 	}
 	return nil
+}
+
+type runKey struct{}
+
+// WithRun returns a context for calls about a run, by which the server counts them. run is not zero.
+func WithRun(ctx context.Context, run uint32) context.Context {
+	return context.WithValue(ctx, runKey{}, run)
+}
+
+// runOf returns the run of ctx for requests of an operation that have one, and else zero.
+func runOf(ctx context.Context, op Op) uint32 {
+	if !reads(op) {
+		return 0
+	}
+	run, _ := ctx.Value(runKey{}).(uint32)
+	return run
+}
+
+// reportReplicas reports a hot run of a result.
+func (c *Client) reportReplicas(k *call) {
+	if k.result.Replicas != 0 && c.o.Replicas != nil {
+		c.o.Replicas(k.request.Run, int(k.result.Replicas))
+	}
 }

@@ -17,7 +17,7 @@
 //	20  response key     u32  memory key of the response address
 //	24  response address u64  zero without flag 2, otherwise not zero
 //	32  lease time       u32  milliseconds; lease and renew only
-//	36  zero             u32
+//	36  run              u32  of the first entry; zero: unknown; exist, lease and retrieve only
 //
 // Entry of store and retrieve, 96 bytes:
 //
@@ -51,7 +51,7 @@
 //	20  credits    u32  number of requests that the client may send in addition
 //	24  bytes      u64  moved, the sum over the entries
 //	32  lease time u32  milliseconds until the leases end; lease and renew only
-//	36  zero       u32
+//	36  replicas   u32  servers that are to have the run of the request, 2 to 16; zero: it is not hot
 //
 // Entry of a result of store and retrieve, 24 bytes: status, u16; zero, 6 bytes; bytes moved, u64;
 // checksum of these, u64. A result of exist has one bit for each key that is present, then one for

@@ -56,9 +56,9 @@ func requests() map[string]*Request {
 	keys := []KeyEntry{{key(1), id}, {key(2), id}, {key(3), id}}
 	return map[string]*Request{
 		"store":         {Op: OpStore, ID: 0x0102030405060708, RemainingMillis: 250, Entries: pieces},
-		"retrieve":      {Op: OpRetrieve, ID: 2, Phase: true, RemainingMillis: 100, Entries: read},
+		"retrieve":      {Op: OpRetrieve, ID: 2, Phase: true, RemainingMillis: 100, Run: 0x04030201, Entries: read},
 		"retrieve-rdma": {Op: OpRetrieve, ID: 3, Addressed: true, RemainingMillis: 100, ResponseAddr: 0x7f00_0000_0040, ResponseKey: 0x99887766, Entries: far},
-		"exist":         {Op: OpExist, ID: 4, RemainingMillis: 20, Keys: keys},
+		"exist":         {Op: OpExist, ID: 4, RemainingMillis: 20, Run: 7, Keys: keys},
 		"lease":         {Op: OpLease, ID: 5, RemainingMillis: 20, LeaseMillis: 30000, Keys: keys},
 		"renew":         {Op: OpRenew, ID: 6, RemainingMillis: 20, LeaseMillis: 30000, IDs: []uint64{9, 10}},
 		"release":       {Op: OpRelease, ID: 7, RemainingMillis: 20, IDs: []uint64{9}},
@@ -77,7 +77,7 @@ func results() map[string]*Result {
 		"store": {Op: OpStore, ID: 0x0102030405060708, Status: StatusPartial, Credits: 1, Bytes: 4096, Entries: []EntryResult{
 			{Status: StatusOK, Bytes: 4096, Sum: 0x1122334455667788}, {Status: StatusNoSpace},
 		}},
-		"retrieve": {Op: OpRetrieve, ID: 2, Phase: true, Status: StatusOK, Credits: 2, Bytes: 4096 + MaxEntryBytes, Entries: []EntryResult{
+		"retrieve": {Op: OpRetrieve, ID: 2, Phase: true, Status: StatusOK, Credits: 2, Bytes: 4096 + MaxEntryBytes, Replicas: 4, Entries: []EntryResult{
 			{Status: StatusOK, Bytes: 4096, Sum: 1}, {Status: StatusOK, Bytes: MaxEntryBytes, Sum: 2},
 		}},
 		"exist":      {Op: OpExist, ID: 4, Status: StatusOK, Credits: 1, Presence: []Presence{{true, true}, {true, false}, {}}},
@@ -277,6 +277,7 @@ func TestRequestsThatMayNotBeSent(t *testing.T) {
 		"a cancelled cancel":           {"cancel", func(r *Request) { r.IDs[0] = r.ID }},
 		"ids of stat":                  {"stat", func(r *Request) { r.IDs = []uint64{1} }},
 		"hello":                        {"stat", func(r *Request) { r.Op = OpHello }},
+		"a run of a store":             {"store", func(r *Request) { r.Run = 1 }},
 		"an unknown operation":         {"stat", func(r *Request) { r.Op = ops }},
 	} {
 		r := requests()[c.of]
@@ -309,6 +310,12 @@ func TestResultsOfOtherRequestsAreRefused(t *testing.T) {
 			t.Errorf("a result with another %s: %v", what, err)
 		}
 	}
+	hot := results()["exist"]
+	hot.Replicas = 2
+	must(t, hot.Answers(requests()["exist"]))
+	if err := hot.Answers(&Request{Op: OpExist, ID: 4, Keys: requests()["exist"].Keys}); !errors.Is(err, errdefs.ErrInvalid) {
+		t.Errorf("replicas of no run: %v", err)
+	}
 	lease := results()["lease"]
 	lease.Leased = 4
 	if err := lease.Answers(requests()["lease"]); !errors.Is(err, errdefs.ErrInvalid) {
@@ -321,6 +328,9 @@ func TestResultsThatMayNotBeSent(t *testing.T) {
 		of     string
 		change func(*Result)
 	}{
+		"one replica":                {"exist", func(r *Result) { r.Replicas = 1 }},
+		"too many replicas":          {"exist", func(r *Result) { r.Replicas = MaxReplicas + 1 }},
+		"replicas of a store":        {"store", func(r *Result) { r.Replicas = 2 }},
 		"ok with a failed entry":     {"store", func(r *Result) { r.Status = StatusOK }},
 		"partial without a failure":  {"retrieve", func(r *Result) { r.Status = StatusPartial }},
 		"failed with entries":        {"retrieve", func(r *Result) { r.Status = StatusBusy }},

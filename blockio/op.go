@@ -68,6 +68,9 @@ var entryBytes = [...]int{formPieces: 96, formKeys: 40, formIDs: 8, formEndpoint
 // Control reports whether requests of the operation need no credit.
 func Control(o Op) bool { return o == OpCancel || o == OpKeepAlive || o == OpAttach }
 
+// reads reports whether requests of the operation have a run, and their results replicas.
+func reads(o Op) bool { return o == OpExist || o == OpLease || o == OpRetrieve }
+
 // Status is the result of a request or of one of its entries.
 type Status uint16
 
@@ -163,6 +166,7 @@ const (
 	MaxMillis          = 60 * 60 * 1000 // of the remaining time and of leases
 	MaxTokenBytes      = 4096
 	MaxIdentities      = 64
+	MaxReplicas        = 16
 )
 
 // Limits are the bounds of a connection. Hello proposes them, and its result states those that are

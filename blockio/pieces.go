@@ -137,7 +137,7 @@ func (c *Client) attempt(ctx context.Context, op Op, number int, pieces []Piece,
 	started := few[:0]
 	for len(pending) > 0 {
 		b := c.build(conn, op, pieces, sums, pending)
-		b.ctx, b.deadline, b.request.Phase = ctx, c.deadline(ctx), number&1 == 1
+		b.ctx, b.deadline, b.request.Phase, b.request.Run = ctx, c.deadline(ctx), number&1 == 1, runOf(ctx, op)
 		pending = pending[len(b.pieces):]
 		c.batches.Add(1)
 		if err := conn.start(&b.call); err != nil {
@@ -150,6 +150,9 @@ func (c *Client) attempt(ctx context.Context, op Op, number int, pieces []Piece,
 	}
 	for _, b := range started {
 		err := c.wait(ctx, conn, &b.call)
+		if err == nil {
+			c.reportReplicas(&b.call)
+		}
 		c.resolve(b, err, errs)
 		c.batchPool.Put(b)
 	}

@@ -46,6 +46,7 @@ type Request struct {
 	ResponseAddr    mem.DevAddr // zero: the result is sent
 	ResponseKey     uint32
 	LeaseMillis     uint32        // of lease and renew
+	Run             uint32        // of the first entry of exist, lease or retrieve; zero: unknown
 	Entries         []Entry       // of store and retrieve
 	Keys            []KeyEntry    // of exist, lease and delete
 	IDs             []uint64      // of renew, release and cancel
@@ -88,6 +89,8 @@ func (r *Request) Validate(l *Limits) error {
 		return invalid("%v with a response key, but no address", r.Op)
 	case (r.LeaseMillis != 0) != (r.Op == OpLease || r.Op == OpRenew) || r.LeaseMillis > MaxMillis:
 		return invalid("%v with a lease of %d ms", r.Op, r.LeaseMillis)
+	case r.Run != 0 && !reads(r.Op):
+		return invalid("%v of a run", r.Op)
 	case r.Addressed && form != formPieces:
 		return invalid("%v with addresses of memory", r.Op)
 	case r.Endpoint != rdma.Endpoint{} && form != formEndpoint:
@@ -154,7 +157,7 @@ func (r *Request) validateEntries(l *Limits) error {
 // equal reports whether the requests have the same fields.
 func (r *Request) equal(o *Request) bool {
 	return r.Op == o.Op && r.Phase == o.Phase && r.Addressed == o.Addressed && r.ID == o.ID && r.RemainingMillis == o.RemainingMillis &&
-		r.ResponseAddr == o.ResponseAddr && r.ResponseKey == o.ResponseKey && r.LeaseMillis == o.LeaseMillis &&
+		r.ResponseAddr == o.ResponseAddr && r.ResponseKey == o.ResponseKey && r.LeaseMillis == o.LeaseMillis && r.Run == o.Run &&
 		slices.Equal(r.Entries, o.Entries) && slices.Equal(r.Keys, o.Keys) && slices.Equal(r.IDs, o.IDs) && r.Endpoint == o.Endpoint
 }
 
@@ -180,7 +183,7 @@ func (r *Request) append(dst []byte) []byte {
 	dst = le.AppendUint32(dst, r.ResponseKey)
 	dst = le.AppendUint64(dst, uint64(r.ResponseAddr))
 	dst = le.AppendUint32(dst, r.LeaseMillis)
-	dst = le.AppendUint32(dst, 0)
+	dst = le.AppendUint32(dst, r.Run)
 	for i := range r.Entries {
 		e := &r.Entries[i]
 		dst = append(dst, e.Key[:]...)
@@ -229,12 +232,13 @@ func (r *Request) Decode(b []byte, l *Limits) error {
 	flags, count := le.Uint16(b[2:]), le.Uint32(b[4:])
 	r.Op, r.ID, r.RemainingMillis = Op(b[1]), le.Uint64(b[8:]), le.Uint32(b[16:])
 	r.ResponseKey, r.ResponseAddr, r.LeaseMillis = le.Uint32(b[20:]), mem.DevAddr(le.Uint64(b[24:])), le.Uint32(b[32:])
+	r.Run = le.Uint32(b[36:])
 	r.Phase, r.Addressed = flags&flagPhase != 0, flags&flagAddress != 0
 	if r.Op <= OpHello || r.Op >= ops {
 		return invalid("request of %v", r.Op)
 	}
 	switch {
-	case flags&^(flagPhase|flagAddress|flagAnswer) != 0 || le.Uint32(b[36:]) != 0:
+	case flags&^(flagPhase|flagAddress|flagAnswer) != 0:
 		return invalid("%v with unknown flags", r.Op)
 	case (flags&flagAnswer != 0) != (r.ResponseAddr != 0):
 		return invalid("%v with response address %#x", r.Op, r.ResponseAddr)

@@ -38,6 +38,7 @@ type Result struct {
 	Credits     uint32
 	Bytes       uint64
 	LeaseMillis uint32
+	Replicas    uint32        // servers that are to have the request's run, 2 to MaxReplicas; zero: it is not hot
 	LeaseID     uint64        // of a lease; zero if Leased is zero
 	Leased      uint32        // keys that are leased, the longest prefix
 	Entries     []EntryResult // of store and retrieve
@@ -73,6 +74,8 @@ func (r *Result) Validate(l *Limits) error {
 	switch {
 	case r.ID == 0 || r.Credits > MaxCredits || !r.Status.known() || r.Status == StatusPartial && !perEntry(r.Op):
 		return invalid("result %d of %v with %v and %d credits", r.ID, r.Op, r.Status, r.Credits)
+	case r.Replicas == 1 || r.Replicas > MaxReplicas || r.Replicas > 0 && !reads(r.Op):
+		return invalid("result of %v with %d replicas", r.Op, r.Replicas)
 	case r.LeaseMillis > MaxMillis || r.LeaseMillis != 0 && r.Op != OpLease && r.Op != OpRenew:
 		return invalid("result of %v with a lease of %d ms", r.Op, r.LeaseMillis)
 	case (r.LeaseID != 0) != (r.Leased != 0) || r.Leased != 0 && (r.Op != OpLease || r.LeaseMillis == 0) || r.Leased > l.Keys:
@@ -128,7 +131,7 @@ func (r *Result) validateEntries(l *Limits) error {
 
 // Answers returns ErrInvalid if r is not a result of q.
 func (r *Result) Answers(q *Request) error {
-	if r.Op != q.Op || r.ID != q.ID || r.Phase != q.Phase {
+	if r.Op != q.Op || r.ID != q.ID || r.Phase != q.Phase || r.Replicas != 0 && q.Run == 0 {
 		return invalid("result %d of %v, phase %t, for request %d of %v, phase %t", r.ID, r.Op, r.Phase, q.ID, q.Op, q.Phase)
 	}
 	if !r.succeeded() {
@@ -152,7 +155,7 @@ func (r *Result) count() int {
 
 func (r *Result) equal(o *Result) bool {
 	return r.Op == o.Op && r.Phase == o.Phase && r.ID == o.ID && r.Status == o.Status && r.Credits == o.Credits && r.Bytes == o.Bytes &&
-		r.LeaseMillis == o.LeaseMillis && r.LeaseID == o.LeaseID && r.Leased == o.Leased && r.Stat == o.Stat && r.Endpoint == o.Endpoint &&
+		r.LeaseMillis == o.LeaseMillis && r.Replicas == o.Replicas && r.LeaseID == o.LeaseID && r.Leased == o.Leased && r.Stat == o.Stat && r.Endpoint == o.Endpoint &&
 		slices.Equal(r.Entries, o.Entries) && slices.Equal(r.Presence, o.Presence) && slices.Equal(r.Statuses, o.Statuses)
 }
 
@@ -163,7 +166,7 @@ func (r *Result) append(dst []byte) []byte {
 	dst = le.AppendUint32(dst, r.Credits)
 	dst = le.AppendUint64(dst, r.Bytes)
 	dst = le.AppendUint32(dst, r.LeaseMillis)
-	dst = le.AppendUint32(dst, 0)
+	dst = le.AppendUint32(dst, r.Replicas)
 	for i := range r.Entries {
 		e := &r.Entries[i]
 		dst = le.AppendUint64(dst, uint64(e.Status))
@@ -216,11 +219,11 @@ func (r *Result) Decode(b []byte, l *Limits) error {
 	}
 	flags, count, content := le.Uint16(b[2:]), le.Uint32(b[4:]), b[headBytes:]
 	r.Op, r.Phase, r.ID, r.Status = Op(b[1]&^answerBit), flags&flagPhase != 0, le.Uint64(b[8:]), Status(le.Uint16(b[16:]))
-	r.Credits, r.Bytes, r.LeaseMillis = le.Uint32(b[20:]), le.Uint64(b[24:]), le.Uint32(b[32:])
+	r.Credits, r.Bytes, r.LeaseMillis, r.Replicas = le.Uint32(b[20:]), le.Uint64(b[24:]), le.Uint32(b[32:]), le.Uint32(b[36:])
 	switch {
 	case r.Op <= OpHello || r.Op >= ops || b[1]&answerBit == 0:
 		return invalid("result of operation %#x", b[1])
-	case flags&^flagPhase != 0 || le.Uint16(b[18:]) != 0 || le.Uint32(b[36:]) != 0:
+	case flags&^flagPhase != 0 || le.Uint16(b[18:]) != 0:
 		return invalid("result of %v with unknown flags", r.Op)
 	case uint64(len(content)) != r.contentBytes(uint64(count)):
 		return invalid("result of %v with %d entries in %d bytes", r.Op, count, len(b))

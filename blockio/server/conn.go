@@ -353,6 +353,11 @@ const flushBytes = 1 << 20
 func (c *conn) prepare(a *answer, now time.Time, data [][]byte) [][]byte {
 	q, r := &a.request, &a.result
 	r.Op, r.ID, r.Phase = q.Op, q.ID, q.Phase
+	if q.Run != 0 {
+		if n := c.s.hot.Count(q.Run, now); n > 1 {
+			r.Replicas = uint32(n)
+		}
+	}
 	c.mu.Lock()
 	canceled, waits := a.canceled, a.work != nil
 	c.mu.Unlock()

@@ -25,6 +25,7 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/auth"
 	"github.com/kvlane/kvlane/internal/blockhost"
+	"github.com/kvlane/kvlane/internal/hotrun"
 	"github.com/kvlane/kvlane/wire"
 )
 
@@ -54,6 +55,9 @@ type Options struct {
 	Connections int
 	// LeaseMax bounds the time of a lease and of each renewal. Zero: DefaultLeaseMax.
 	LeaseMax time.Duration
+	// HotRate is the number of reads for each second from which a run may be hot. Zero:
+	// hotrun.DefaultRate.
+	HotRate int
 	// RDMA lets clients of authenticated connections use RDMA. The caller closes it after the
 	// server. Nil: no client does.
 	RDMA *gateway.Gateway
@@ -87,6 +91,7 @@ type Server struct {
 	connections, memory *shares // of tenants
 	ctx                 context.Context
 	stop                context.CancelFunc // by Close
+	hot                 *hotrun.Counter
 
 	mu       sync.Mutex
 	listener net.Listener
@@ -114,7 +119,7 @@ func New(o Options) (*Server, error) {
 		return nil, fmt.Errorf("make block server without a host or credentials, or with leases of %v: %w", o.LeaseMax, errdefs.ErrInvalid)
 	}
 	s := &Server{
-		o: o, slots: wire.NewSlots(maxHellos), conns: make(map[net.Conn]struct{}), idle: make(chan struct{}, 1),
+		o: o, slots: wire.NewSlots(maxHellos), conns: make(map[net.Conn]struct{}), idle: make(chan struct{}, 1), hot: hotrun.New(o.HotRate),
 		connections: newShares(int64(o.Connections), o.Auth.Authenticates()), memory: newShares(requestMemory, o.Auth.Authenticates()),
 	}
 	s.ctx, s.stop = context.WithCancel(context.Background())

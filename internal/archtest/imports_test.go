@@ -56,7 +56,7 @@ var mayImport = map[string]string{
 	"tier/cache":           onTier + " tier internal/leak",
 	"tier/file":            onTier + " tier tier/internal/ internal/dirfs internal/leak internal/sys/hostmem",
 	"tier/log":             onTier + " tier tier/internal/ internal/dirfs internal/leak internal/sys/hostmem",
-	"tier/remote":          onTier + " tier tier/internal/ metadata blockio internal/auth internal/breaker internal/rendezvous",
+	"tier/remote":          onTier + " tier tier/internal/ metadata blockio internal/auth internal/breaker internal/placement",
 	"tier/object":          onTier + " tier tier/internal/ internal/breaker",
 
 	// The lifetime of an ordered stream, independent of the implementation that copies.
@@ -166,6 +166,12 @@ var mayImport = map[string]string{
 	"internal/sys/uring":    "errdefs internal/leak internal/sys/hostmem",
 	"internal/sys/hostmem":  onMem + " internal/leak",
 
+	// Placement of runs on block servers, and its simulation.
+	"internal/placement":      "internal/rendezvous",
+	"internal/hotrun":         "",
+	"internal/scalesim":       "internal/breaker internal/hotrun internal/placement",
+	"internal/scalesim/scale": "internal/scalesim",
+
 	// RPC by RDMA.
 	"rpc/internal/fields":    "errdefs",
 	"rpc/internal/hello":     "errdefs rdma rpc/internal/fields",
@@ -192,7 +198,7 @@ var mayImport = map[string]string{
 	"blockio":             onMem + " block wire rdma rdma/channel rdma/registry internal/sys/hostmem",
 	"blockio/blockiotest": onMem + " block blockio wire rdma rdma/registry internal/testkit internal/sys/hostmem",
 	"blockio/gateway":     onMem + " blockio wire rdma rdma/channel rdma/registry",
-	"blockio/server":      onMem + " block blockio blockio/gateway wire internal/auth internal/blockhost",
+	"blockio/server":      onMem + " block blockio blockio/gateway wire internal/auth internal/blockhost internal/hotrun",
 	"internal/blockhost":  onMem + " block tier internal/sys/hostmem",
 	"blockio/asu":         onMem,
 

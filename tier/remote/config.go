@@ -1,6 +1,7 @@
 package remote
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -13,6 +14,7 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/auth"
 	"github.com/kvlane/kvlane/internal/breaker"
+	"github.com/kvlane/kvlane/internal/placement"
 	"github.com/kvlane/kvlane/metadata"
 	"github.com/kvlane/kvlane/tier"
 	"github.com/kvlane/kvlane/tier/internal/usage"
@@ -26,8 +28,10 @@ const (
 	DefaultTimeout = time.Second
 	// DefaultWrites is the default of Config.Writes.
 	DefaultWrites = 256
-	leaseTime     = time.Minute           // the server may grant less
-	renewPause    = 10 * time.Millisecond // between renewals of a lease
+	// DefaultRamp is the default of Config.Ramp.
+	DefaultRamp = time.Minute
+	leaseTime   = time.Minute           // the server may grant less
+	renewPause  = 10 * time.Millisecond // between renewals of a lease
 )
 
 // Config configures a Tier. The tags are the keys of settings.
@@ -35,6 +39,12 @@ type Config struct {
 	// Servers is a list HOST:PORT[=WEIGHT],... of block servers (metadata.ParseMembers). All
 	// clients of the servers must have the same list.
 	Servers string `config:"remote"`
+	// Members is a list that may change, instead of Servers. The caller closes it after the tier.
+	Members metadata.Members
+	// Zone is the zone of this process. Replicas in it are read first. Empty: unknown.
+	Zone string
+	// Ramp is the time in which the weight of a server that joins grows. Default DefaultRamp.
+	Ramp time.Duration
 	// CAFile, CertFile, KeyFile and TokenFile are the credentials (auth.ClientOptions). The default
 	// is plain TCP without credentials.
 	CAFile    string `config:"remote_ca"`
@@ -49,8 +59,10 @@ type Config struct {
 	// Writes bounds the number of Puts in progress. Put returns ErrBusy beyond it. Default
 	// DefaultWrites.
 	Writes int
-	// Breaker are the options of each server's breaker.
+	// Breaker are the options of each server's breaker, Latency those of leaving out a server that is
+	// slower than the others.
 	Breaker breaker.Options
+	Latency breaker.LatencyOptions
 	// UseRDMA lets the servers access the memory of blocks by the NIC that OpenNIC opens. Without
 	// OpenNIC, and if it fails or a server refuses, blocks pass over sockets. Notes has the reason.
 	UseRDMA bool `config:"remote_rdma"`
@@ -65,13 +77,22 @@ type OpenNIC func() (o *blockio.RDMAOptions, what string, err error)
 
 // Validate reports all errors. It does not access servers.
 func (c *Config) Validate() error {
-	_, serr := metadata.ParseMembers(c.Servers)
+	_, serr := c.list()
 	_, berr := breaker.New(c.Breaker)
-	errs := []error{serr, berr, c.Formats.Validate()}
-	if c.Timeout < 0 || c.Writes < 0 {
-		errs = append(errs, fmt.Errorf("timeout %v and %d writes must not be negative: %w", c.Timeout, c.Writes, errdefs.ErrInvalid))
+	_, lerr := breaker.NewLatencies(c.Latency)
+	errs := []error{serr, berr, lerr, c.Formats.Validate()}
+	if c.Timeout < 0 || c.Writes < 0 || c.Ramp < 0 {
+		errs = append(errs, fmt.Errorf("timeout %v, ramp %v and %d writes must not be negative: %w", c.Timeout, c.Ramp, c.Writes, errdefs.ErrInvalid))
 	}
 	return errors.Join(errs...)
+}
+
+// list returns the members.
+func (c *Config) list() (metadata.Members, error) {
+	if c.Members != nil {
+		return c.Members, nil
+	}
+	return metadata.ParseMembers(c.Servers)
 }
 
 // OpenTier calls Open.
@@ -96,19 +117,18 @@ func Open(ctx context.Context, c Config) (*Tier, error) {
 	if c.Dial == nil {
 		c.Dial = creds.Dial
 	}
-	list, _ := metadata.ParseMembers(c.Servers) // Validate has checked it
-	members, _ := list.List()
-	t := &Tier{
-		c: c, placement: NewPlacement(members), locks: usage.NewKeyLocks(), pins: make(map[block.Key][]*lease), writes: make(chan struct{}, c.Writes),
-	}
+	members, _ := c.list()                          // Validate has checked it
+	latencies, _ := breaker.NewLatencies(c.Latency) // and this
+	t := &Tier{c: c, locks: usage.NewKeyLocks(), pins: make(map[block.Key][]*lease), writes: make(chan struct{}, c.Writes)}
 	t.ops.Init()
 	nic := t.openNIC()
-	for i := range members {
-		s, err := t.newServer(members[i], creds.Token(), nic)
-		if err != nil {
-			return nil, fmt.Errorf("open remote tier: %w", err)
-		}
-		t.servers = append(t.servers, s)
+	t.pool = &pool{
+		members: members, options: placement.Options{Ramp: cmp.Or(c.Ramp, DefaultRamp), Zone: c.Zone}, latencies: latencies,
+		marks: placement.NewMarks(marksMost, marksLife),
+		open:  func(m metadata.Member) (*server, error) { return t.newServer(m, creds.Token(), nic) },
+	}
+	if err := t.pool.start(time.Now()); err != nil {
+		return nil, fmt.Errorf("open remote tier: %w", err)
 	}
 	t.probe(ctx)
 	return t, nil
@@ -137,6 +157,7 @@ func (t *Tier) newServer(m metadata.Member, token []byte, nic *blockio.RDMAOptio
 	o := blockio.ClientOptions{
 		Dial:  func(ctx context.Context) (net.Conn, error) { return t.c.Dial(ctx, m.Address) },
 		Token: token, Timeout: t.c.Timeout, RDMA: nic,
+		Replicas: func(run uint32, n int) { t.pool.marks.Set(run, n, time.Now()) },
 	}
 	for _, f := range t.c.Formats {
 		o.Formats = append(o.Formats, blockio.Format{Identity: f.Identity, ShardBytes: f.Layout.ShardSizes()})
@@ -147,7 +168,10 @@ func (t *Tier) newServer(m metadata.Member, token []byte, nic *blockio.RDMAOptio
 		o.RDMA = nil
 		client, err = blockio.NewClient(o)
 	}
-	return &server{address: m.Address, client: client, breaker: b, timeout: t.c.Timeout}, err
+	if err != nil {
+		return nil, fmt.Errorf("use block server %s: %w", m.Address, err)
+	}
+	return &server{address: m.Address, client: client, breaker: b, latency: t.pool.latencies.Add(), timeout: t.c.Timeout}, nil
 }
 
 func (t *Tier) noteSockets(address string, why error) {
@@ -156,9 +180,10 @@ func (t *Tier) noteSockets(address string, why error) {
 
 // probe notes the servers that cannot be used, and those that refuse RDMA.
 func (t *Tier) probe(ctx context.Context) {
-	errs := make([]error, len(t.servers))
+	servers := t.servers()
+	errs := make([]error, len(servers))
 	var wg sync.WaitGroup
-	for i, s := range t.servers {
+	for i, s := range servers {
 		wg.Go(func() { errs[i] = s.stat(ctx, s.timeout) })
 	}
 	wg.Wait()
@@ -168,10 +193,10 @@ func (t *Tier) probe(ctx context.Context) {
 			if errors.Is(err, errRefused) {
 				does = "refuses this client"
 			}
-			t.notes = append(t.notes, fmt.Sprintf("block server %s %s; its blocks are misses meanwhile: %v", t.servers[i].address, does, err))
+			t.notes = append(t.notes, fmt.Sprintf("block server %s %s; its blocks are misses meanwhile: %v", servers[i].address, does, err))
 		}
-		if refusal := t.servers[i].client.Stats().Refusal; refusal != nil {
-			t.noteSockets(t.servers[i].address, refusal)
+		if refusal := servers[i].client.Stats().Refusal; refusal != nil {
+			t.noteSockets(servers[i].address, refusal)
 		}
 	}
 }

@@ -5,6 +5,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"sync"
 	"time"
 
 	"github.com/kvlane/kvlane/block"
@@ -15,15 +17,17 @@ import (
 // lease is a lease of a server. pins is the number of pins of its keys. It is renewed while it has
 // pins. The tier's mu guards pins and timer.
 type lease struct {
-	s     *server
-	l     *blockio.Lease
-	pins  int
-	timer *time.Timer // of the next renewal; nil before the first pin
+	s      *server
+	missed *server // that should have the blocks and does not; nil: none
+	l      *blockio.Lease
+	pins   int
+	timer  *time.Timer // of the next renewal; nil before the first pin
 }
 
-// Retain leases the blocks at their servers, with one request to each server. The lease is renewed
-// until Release, and ends with the connection or if the server does not renew it. A block of an
-// ended lease may be a miss of Get.
+// Retain leases the blocks at their servers, with one request to each server. Blocks of hot runs,
+// and of servers that join or leave, are looked up before. The lease is renewed until Release, and
+// ends with the connection or if the server does not renew it. A block of an ended lease may be a
+// miss of Get.
 func (t *Tier) Retain(ctx context.Context, keys []block.Key) (int, error) {
 	if err := t.ops.BeginOp(ctx); err != nil {
 		return 0, fmt.Errorf("retain %d blocks: %w", len(keys), err)
@@ -32,31 +36,33 @@ func (t *Tier) Retain(ctx context.Context, keys []block.Key) (int, error) {
 	if len(keys) == 0 {
 		return 0, nil
 	}
-	groups := t.group(keys)
-	leases := make([]*lease, len(groups))
-	t.each(groups, func(i int, g *group) {
-		err := g.s.call(ctx, t.c.Timeout, func(ctx context.Context) error {
-			l, err := g.s.client.Lease(ctx, g.entries, leaseTime)
-			if err == nil {
-				leases[i] = &lease{s: g.s, l: l}
-			}
-			return err
-		})
-		t.failed(err)
-	})
+	var mu sync.Mutex
+	var leases []*lease
+	of := make(map[*group]*lease)
 	present := make(map[block.Key]*lease, len(keys))
-	for i, l := range leases {
-		for n := 0; l != nil && n < l.l.Keys(); n++ {
-			present[groups[i].entries[n].Key] = l
-		}
-	}
+	t.ask(ctx, t.located(ctx, keys), func(ctx context.Context, g *group) error {
+		return g.s.call(ctx, t.c.Timeout, func(ctx context.Context) error {
+			l, err := g.s.client.Lease(g.number(ctx), g.entries, leaseTime)
+			if err != nil {
+				return err
+			}
+			for i := range l.Keys() {
+				g.found[i] = true
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			of[g] = &lease{s: g.s, missed: g.missed, l: l}
+			leases = append(leases, of[g])
+			return nil
+		})
+	}, func(e blockio.KeyEntry, g *group) { present[e.Key] = of[g] })
 	n, err := 0, ended(ctx)
 	if err == nil {
 		n = t.pin(keys, present)
 	}
 	for _, l := range leases {
 		t.mu.Lock()
-		unused := l != nil && l.pins == 0
+		unused := l.pins == 0
 		t.mu.Unlock()
 		if unused {
 			t.release(l)
@@ -69,6 +75,25 @@ func (t *Tier) Retain(ctx context.Context, keys []block.Key) (int, error) {
 		t.misses.Add(1)
 	}
 	return n, nil
+}
+
+// located returns questions with one server each, because a lease is of the longest prefix of its
+// keys. If blocks may be at several servers, it asks which one has them. Blocks that no server has
+// are left out.
+func (t *Tier) located(ctx context.Context, keys []block.Key) []question {
+	all := t.questions(keys, (*route).reading)
+	if !slices.ContainsFunc(all, func(q question) bool { return len(q.servers) > 1 }) {
+		return all
+	}
+	at := make(map[block.Key]*group, len(all))
+	t.ask(ctx, all, t.exist, func(e blockio.KeyEntry, g *group) { at[e.Key] = g })
+	var out []question
+	for _, q := range all {
+		if g := at[q.entry.Key]; g != nil {
+			out = append(out, question{q.entry, q.run, []*server{g.s}, g.missed})
+		}
+	}
+	return out
 }
 
 // ended returns the cause of the end of ctx, or nil.

@@ -15,7 +15,13 @@ import (
 // has reports whether a server has a block.
 func (p *peer) has(t *testing.T, f block.Format, key block.Key) bool {
 	t.Helper()
-	s, err := p.host.Space(t.Context(), auth.DefaultTenant, f)
+	p.mu.Lock()
+	host := p.host
+	p.mu.Unlock()
+	if host == nil { // it is stopped
+		return false
+	}
+	s, err := host.Space(t.Context(), auth.DefaultTenant, f)
 	must(t, err)
 	defer s.Release()
 	return s.Contains(key)

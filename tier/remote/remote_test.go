@@ -40,13 +40,15 @@ type peer struct {
 	name     string
 	size     int64
 	leaseMax time.Duration
+	hotRate  int
 
 	mu     sync.Mutex
 	host   *blockhost.Host
 	server *server.Server
 	addr   string // empty: stopped
 
-	silent atomic.Bool // bytes of the server are held back
+	silent atomic.Bool  // bytes of the server are held back
+	delay  atomic.Int64 // of each read of the server's bytes, in nanoseconds
 }
 
 // start starts the server without blocks.
@@ -56,7 +58,7 @@ func (p *peer) start(t *testing.T) {
 	must(t, err)
 	credentials, err := auth.NewServer(auth.ServerOptions{})
 	must(t, err)
-	s, err := server.New(server.Options{Host: host, Auth: credentials, LeaseMax: p.leaseMax})
+	s, err := server.New(server.Options{Host: host, Auth: credentials, LeaseMax: p.leaseMax, HotRate: p.hotRate})
 	must(t, err)
 	addr, err := s.Listen(context.Background(), "127.0.0.1:0")
 	must(t, err)
@@ -88,6 +90,7 @@ type heldConn struct {
 
 func (c *heldConn) Read(b []byte) (int, error) {
 	n, err := c.Conn.Read(b)
+	time.Sleep(time.Duration(c.p.delay.Load()))
 	for err == nil && c.p.silent.Load() {
 		if end := c.until.Load(); c.closed.Load() || end != nil && !end.IsZero() && time.Now().After(*end) {
 			return 0, os.ErrDeadlineExceeded

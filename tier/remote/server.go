@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -11,6 +12,7 @@ import (
 	"github.com/kvlane/kvlane/blockio"
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/breaker"
+	"github.com/kvlane/kvlane/internal/placement"
 	"github.com/kvlane/kvlane/tier"
 )
 
@@ -19,7 +21,11 @@ type server struct {
 	address string
 	client  *blockio.Client
 	breaker *breaker.Breaker
+	latency *breaker.Latency
 	timeout time.Duration // of each request
+
+	load placement.Load
+	out  atomic.Int64 // last time that blocks passed to another server, in nanoseconds
 
 	failures, timeouts atomic.Int64
 
@@ -60,13 +66,22 @@ func (s *server) call(ctx context.Context, timeout time.Duration, request func(c
 	if err != nil {
 		return fmt.Errorf("%w: %s: %v", tier.ErrUnavailable, s.address, err) //nolint:errorlint // its class is tier.ErrUnavailable
 	}
+	s.load.Begin()
+	start, took := time.Now(), time.Duration(0)
+	defer func() { s.load.End(took, start.Add(took)) }()
 	within, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	err = request(within)
 	switch {
 	case err == nil || answered(err):
-		permit.Succeed()
-		s.note(nil)
+		took = time.Since(start)
+		slow := s.latency.Observe(took)
+		if slow != nil {
+			permit.Open(slow)
+		} else {
+			permit.Succeed()
+		}
+		s.note(slow)
 		return err
 	case ctx.Err() != nil:
 		permit.Cancel()
@@ -87,6 +102,28 @@ func (s *server) call(ctx context.Context, timeout time.Duration, request func(c
 
 // errRefused is the error of requests to a server that refuses the connection.
 var errRefused = fmt.Errorf("the server refuses this client: %w", tier.ErrUnavailable)
+
+// score returns the score of the server for placement.View.Choose.
+func (s *server) score(now time.Time) float64 {
+	if s.breaker.State() != breaker.Closed {
+		return math.Inf(1)
+	}
+	return s.load.Score(now)
+}
+
+// spillTime is the time for which other servers may have blocks of a server after its breaker
+// closed.
+const spillTime = 10 * time.Minute
+
+// leftOut reports whether other servers get the blocks of this one, because its breaker refuses
+// requests, and whether they may have some.
+func (s *server) leftOut(now time.Time) (is, was bool) {
+	if s.breaker.State() != breaker.Closed {
+		s.out.Store(now.UnixNano())
+		return true, true
+	}
+	return false, now.UnixNano()-s.out.Load() < int64(spillTime)
+}
 
 func (s *server) note(err error) {
 	s.mu.Lock()

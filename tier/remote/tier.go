@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -20,20 +19,19 @@ import (
 
 // Tier stores blocks in block servers. All methods are safe for concurrent use.
 type Tier struct {
-	c         Config
-	placement Placement
-	servers   []*server // in the order of the placement
-	notes     []string
-	ops       usage.OpCounter
-	locks     *usage.KeyLocks // of Puts
-	anchors   atomic.Pointer[tier.Anchors]
-	writes    chan struct{} // an element for each Put in progress
+	c       Config
+	pool    *pool
+	notes   []string
+	ops     usage.OpCounter
+	locks   *usage.KeyLocks // of Puts
+	anchors atomic.Pointer[tier.Anchors]
+	writes  chan struct{} // an element for each Put or fill in progress
 
 	mu       sync.Mutex
 	pins     map[block.Key][]*lease
 	retained int64
 
-	hits, misses, puts, corrupt, errors, readBytes, writtenBytes, unavailable, dropped, unanchored, lost atomic.Int64
+	hits, misses, puts, corrupt, errors, readBytes, writtenBytes, unavailable, dropped, unanchored, lost, filled atomic.Int64
 }
 
 var (
@@ -42,6 +40,9 @@ var (
 	_ tier.ManyPutter = (*Tier)(nil)
 	_ tier.Statter    = (*Tier)(nil)
 )
+
+// servers returns the present servers.
+func (t *Tier) servers() []*server { return t.pool.get(time.Now()).servers }
 
 // Name returns Name.
 func (t *Tier) Name() string { return Name }
@@ -52,56 +53,16 @@ func (t *Tier) Notes() []string { return t.notes }
 // SetAnchors implements tier.Placed.
 func (t *Tier) SetAnchors(a *tier.Anchors) { t.anchors.Store(a) }
 
-// place returns the server of a block. A block without an anchor is placed by its own key.
-func (t *Tier) place(key block.Key) *server {
+// route returns the route of a block. A block without an anchor is placed by its own key.
+func (t *Tier) route(key block.Key) *route { return t.pool.route(t.anchor(key), time.Now()) }
+
+func (t *Tier) anchor(key block.Key) block.Key {
 	anchor, ok := t.anchors.Load().Of(key)
 	if !ok {
 		t.unanchored.Add(1)
 		anchor = key
 	}
-	return t.servers[t.placement.Server(t.c.Formats.Untagged(anchor))]
-}
-
-// group has the different keys of one server, and their indices in the request.
-type group struct {
-	s       *server
-	entries []blockio.KeyEntry
-	at      map[block.Key]int // indices in entries
-}
-
-// group groups keys by server, in their order. Keys of unknown page groups are left out.
-func (t *Tier) group(keys []block.Key) []*group {
-	var groups []*group
-	of := make(map[*server]*group, len(t.servers))
-	for _, key := range keys {
-		f, err := t.c.Formats.Of(key)
-		if err != nil {
-			continue
-		}
-		s := t.place(key)
-		g := of[s]
-		if g == nil {
-			g = &group{s: s, at: make(map[block.Key]int)}
-			of[s], groups = g, append(groups, g)
-		}
-		if _, ok := g.at[key]; !ok {
-			g.at[key] = len(g.entries)
-			g.entries = append(g.entries, blockio.KeyEntry{Key: key, Identity: blockio.IdentityHash(f.Identity)})
-		}
-	}
-	return groups
-}
-
-// each calls f for each group, concurrently.
-func (t *Tier) each(groups []*group, f func(i int, g *group)) {
-	var wg sync.WaitGroup
-	for i := 1; i < len(groups); i++ {
-		wg.Go(func() { f(i, groups[i]) })
-	}
-	if len(groups) > 0 {
-		f(0, groups[0])
-	}
-	wg.Wait()
+	return t.c.Formats.Untagged(anchor)
 }
 
 // failed counts a request to a server that is slow or gone.
@@ -111,51 +72,41 @@ func (t *Tier) failed(err error) {
 	}
 }
 
-// Lookup asks each server once. Blocks of servers that are slow or gone are Absent.
+// Lookup asks each server once, and servers that may have blocks that the first ones miss: replicas
+// of hot runs, and servers that join or leave. Blocks of servers that are slow or gone are Absent.
 func (t *Tier) Lookup(ctx context.Context, keys []block.Key, states []tier.State) error {
 	if len(keys) != len(states) {
-		return fmt.Errorf("look up %d blocks into %d states: %w", len(keys), len(states), errdefs.ErrInvalid)
+		return fmt.Errorf("look up %d blocks with space for %d states: %w", len(keys), len(states), errdefs.ErrInvalid)
 	}
 	if err := t.ops.BeginOp(ctx); err != nil {
 		return fmt.Errorf("look up %d blocks: %w", len(keys), err)
 	}
 	defer t.ops.EndOp()
-	groups := t.group(keys)
-	ready := make([]map[block.Key]bool, len(groups))
-	t.each(groups, func(i int, g *group) {
-		present, err := t.exist(ctx, g)
-		if err != nil {
-			t.failed(err)
-			return
-		}
-		ready[i] = present
-	})
+	present := make(map[block.Key]bool, len(keys))
+	t.ask(ctx, t.questions(keys, (*route).reading), t.exist, func(e blockio.KeyEntry, _ *group) { present[e.Key] = true })
 	if err := ended(ctx); err != nil {
 		return fmt.Errorf("look up %d blocks: %w", len(keys), err)
 	}
 	for i, key := range keys {
 		states[i] = tier.Absent
-		for _, present := range ready {
-			if present[key] {
-				states[i] = tier.Ready
-			}
+		if present[key] {
+			states[i] = tier.Ready
 		}
 	}
 	return nil
 }
 
-// exist returns the blocks of a group that its server has.
-func (t *Tier) exist(ctx context.Context, g *group) (map[block.Key]bool, error) {
+// exist asks the server of a group for its blocks.
+func (t *Tier) exist(ctx context.Context, g *group) error {
 	out := make([]blockio.Presence, len(g.entries))
-	err := g.s.call(ctx, t.c.Timeout, func(ctx context.Context) error { return g.s.client.Exist(ctx, g.entries, out) })
+	err := g.s.call(ctx, t.c.Timeout, func(ctx context.Context) error { return g.s.client.Exist(g.number(ctx), g.entries, out) })
 	if err != nil {
-		return nil, err
+		return err
 	}
-	present := make(map[block.Key]bool, len(out))
 	for i := range out {
-		present[g.entries[i].Key] = out[i].Present
+		g.found[i] = out[i].Present
 	}
-	return present, nil
+	return nil
 }
 
 // Get reads and verifies a block. A server that is slow or gone causes ErrNotFound.
@@ -178,30 +129,92 @@ func (t *Tier) get(ctx context.Context, key block.Key, dst mem.Extent, verify fu
 		return fmt.Errorf("read block %s: %w", key, err)
 	}
 	defer t.ops.EndOp()
-	s := t.place(key)
-	err = s.call(ctx, t.c.Timeout, func(ctx context.Context) error { return t.transfer(ctx, s.client.Retrieve, key, dst) })
-	if err == nil {
-		if err = verify(buf, key); err != nil && !errors.Is(err, errdefs.ErrCorrupt) {
-			err = fmt.Errorf("%w: %w", errdefs.ErrCorrupt, err)
+	servers, missed := t.sources(key)
+	var errs []error
+	for _, s := range servers.reads {
+		err := s.call(ctx, t.c.Timeout, func(ctx context.Context) error {
+			return t.transfer(servers.number(ctx), s.client.Retrieve, key, dst)
+		})
+		if err == nil {
+			if err = verify(buf, key); err != nil && !errors.Is(err, errdefs.ErrCorrupt) {
+				err = fmt.Errorf("%w: %w", errdefs.ErrCorrupt, err)
+			}
 		}
-	}
-	switch {
-	case err == nil:
-		t.hits.Add(1)
-		t.readBytes.Add(int64(len(buf)))
-		return nil
-	case errors.Is(err, errdefs.ErrCorrupt):
-		t.corrupt.Add(1)
-		err = errors.Join(err, t.remove(ctx, s, key)) // the server verified it when it was stored
-	case errors.Is(err, tier.ErrUnavailable), errors.Is(err, errdefs.ErrBusy):
-		t.failed(err)
-		err = fmt.Errorf("%w: %v", errdefs.ErrNotFound, err) //nolint:errorlint // it is a miss
-	case !errors.Is(err, errdefs.ErrNotFound):
-		t.errors.Add(1)
-		return fmt.Errorf("read block %s: %w", key, err)
+		switch {
+		case err == nil:
+			t.hits.Add(1)
+			t.readBytes.Add(int64(len(buf)))
+			if missed != nil && missed != s {
+				t.fill(ctx, missed, key, dst)
+			}
+			return nil
+		case errors.Is(err, errdefs.ErrCorrupt):
+			t.corrupt.Add(1)
+			err = errors.Join(err, t.remove(ctx, s, key)) // the server verified it when it was stored
+		case errors.Is(err, tier.ErrUnavailable), errors.Is(err, errdefs.ErrBusy):
+			t.failed(err)
+			err = fmt.Errorf("%w: %v", errdefs.ErrNotFound, err) //nolint:errorlint // it is a miss
+		case !errors.Is(err, errdefs.ErrNotFound):
+			t.errors.Add(1)
+			return fmt.Errorf("read block %s: %w", key, err)
+		case missed == nil:
+			missed = s
+		}
+		errs = append(errs, err)
 	}
 	t.misses.Add(1)
-	return fmt.Errorf("read block %s: %w", key, err)
+	return fmt.Errorf("read block %s: %w", key, errors.Join(errs...))
+}
+
+// sources returns the route of a block to read. The first server is that of a pin. missed is a
+// server that should have the block and does not, or nil.
+func (t *Tier) sources(key block.Key) (r *route, missed *server) {
+	r = t.route(key)
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if pins := t.pins[key]; len(pins) > 0 {
+		l := pins[len(pins)-1]
+		first := []*server{l.s}
+		for _, s := range r.reads {
+			if s != l.s {
+				first = append(first, s)
+			}
+		}
+		r.reads, missed = first, l.missed
+	}
+	return r, missed
+}
+
+// fill stores a block at a server that missed it. The block is at another server: errors of fill
+// cause no miss, so that they are only counted.
+func (t *Tier) fill(ctx context.Context, s *server, key block.Key, src mem.Extent) {
+	select {
+	case t.writes <- struct{}{}:
+		defer func() { <-t.writes }()
+	default:
+		return
+	}
+	f, err := t.c.Formats.Of(key)
+	if err != nil {
+		return
+	}
+	g := &group{s: s, entries: []blockio.KeyEntry{{Key: key, Identity: blockio.IdentityHash(f.Identity)}}, found: make([]bool, 1)}
+	if err = t.exist(ctx, g); err != nil || g.found[0] {
+		return
+	}
+	if err = t.store(ctx, s, key, src); err == nil {
+		t.filled.Add(1)
+	}
+	t.failed(err)
+}
+
+// store stores a block at a server. Another process may have stored it.
+func (t *Tier) store(ctx context.Context, s *server, key block.Key, src mem.Extent) error {
+	err := s.call(ctx, t.c.Timeout, func(ctx context.Context) error { return t.transfer(ctx, s.client.Store, key, src) })
+	if errors.Is(err, errdefs.ErrExists) {
+		return nil
+	}
+	return err
 }
 
 // transfer stores or retrieves a whole image.
@@ -258,18 +271,12 @@ func (t *Tier) put(ctx context.Context, key block.Key, src mem.Extent, known map
 		return err
 	}
 	defer t.locks.Unlock(key)
-	g := t.group([]block.Key{key})[0]
 	present, ok := known[key]
 	if !ok {
-		known, err = t.exist(ctx, g)
-		present = known[key]
+		present, err = t.written(ctx, key)
 	}
 	if err == nil && !present {
-		err = g.s.call(ctx, t.c.Timeout, func(ctx context.Context) error { return t.transfer(ctx, g.s.client.Store, key, src) })
-		if errors.Is(err, errdefs.ErrExists) {
-			err = nil // another process stored it
-		}
-		if err == nil {
+		if err = t.store(ctx, t.route(key).write, key, src); err == nil {
 			t.puts.Add(1)
 			t.writtenBytes.Add(int64(len(buf)))
 		}
@@ -292,7 +299,11 @@ func (t *Tier) PutMany(ctx context.Context, keys []block.Key, srcs []mem.Extent,
 		}
 		return
 	}
-	known := t.existing(ctx, keys)
+	known := make(map[block.Key]bool, len(keys))
+	if t.ops.BeginOp(ctx) == nil {
+		t.ask(ctx, t.questions(keys, (*route).writing), t.existing(known), func(blockio.KeyEntry, *group) {})
+		t.ops.EndOp()
+	}
 	const most = 16
 	var wg sync.WaitGroup
 	for first := range min(most, len(keys)) {
@@ -305,27 +316,31 @@ func (t *Tier) PutMany(ctx context.Context, keys []block.Key, srcs []mem.Extent,
 	wg.Wait()
 }
 
-// existing reports for each key whether its server has the block. Keys of servers that do not
-// answer are left out.
-func (t *Tier) existing(ctx context.Context, keys []block.Key) map[block.Key]bool {
-	known := make(map[block.Key]bool, len(keys))
-	if t.ops.BeginOp(ctx) != nil {
-		return known
-	}
-	defer t.ops.EndOp()
+// existing returns exist, which also sets known for the keys of servers that answer.
+func (t *Tier) existing(known map[block.Key]bool) func(context.Context, *group) error {
 	var mu sync.Mutex
-	groups := t.group(keys)
-	t.each(groups, func(i int, g *group) {
-		present, err := t.exist(ctx, g)
-		t.failed(err)
+	return func(ctx context.Context, g *group) error {
+		err := t.exist(ctx, g)
 		mu.Lock()
 		defer mu.Unlock()
-		maps.Copy(known, present)
-	})
-	return known
+		for i := 0; err == nil && i < len(g.entries); i++ {
+			known[g.entries[i].Key] = g.found[i]
+		}
+		return err
+	}
 }
 
-// Delete deletes a block at its server. It fails if the server is slow or gone.
+// written reports whether the server that gets a new block has it already.
+func (t *Tier) written(ctx context.Context, key block.Key) (present bool, err error) {
+	t.ask(ctx, t.questions([]block.Key{key}, (*route).writing), func(ctx context.Context, g *group) error {
+		err = t.exist(ctx, g)
+		return err
+	}, func(blockio.KeyEntry, *group) { present = true })
+	return present, err
+}
+
+// Delete deletes a block at the servers that may have it. It fails if one of them is slow or gone.
+// Replicas of a run that is hot no more may stay.
 func (t *Tier) Delete(ctx context.Context, key block.Key) error {
 	if err := t.ops.BeginOp(ctx); err != nil {
 		return fmt.Errorf("delete block %s: %w", key, err)
@@ -337,7 +352,23 @@ func (t *Tier) Delete(ctx context.Context, key block.Key) error {
 	if pinned {
 		return fmt.Errorf("delete block %s: it is retained: %w", key, errdefs.ErrBusy)
 	}
-	if err := t.remove(ctx, t.place(key), key); err != nil {
+	deleted := false
+	var missing error
+	var errs []error
+	for _, s := range t.route(key).all {
+		switch err := t.remove(ctx, s, key); {
+		case err == nil:
+			deleted = true
+		case errors.Is(err, errdefs.ErrNotFound):
+			missing = err
+		default:
+			errs = append(errs, err)
+		}
+	}
+	if !deleted {
+		errs = append(errs, missing)
+	}
+	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("delete block %s: %w", key, err)
 	}
 	return nil
@@ -365,7 +396,7 @@ func (t *Tier) Stats() tier.Stats {
 	if t.ops.BeginOp(context.Background()) == nil {
 		defer t.ops.EndOp()
 		var wg sync.WaitGroup
-		for _, s := range t.servers {
+		for _, s := range t.servers() {
 			wg.Go(func() { _ = s.stat(context.Background(), min(statTimeout, t.c.Timeout)) })
 		}
 		wg.Wait()
@@ -374,7 +405,7 @@ func (t *Tier) Stats() tier.Stats {
 		Hits: t.hits.Load(), Misses: t.misses.Load(), Puts: t.puts.Load(), Corrupt: t.corrupt.Load(), Errors: t.errors.Load(),
 		ReadBytes: t.readBytes.Load(), WrittenBytes: t.writtenBytes.Load(),
 	}
-	for _, s := range t.servers {
+	for _, s := range t.servers() {
 		s.mu.Lock()
 		st.Blocks += int64(s.figures.Blocks)
 		st.Bytes += int64(s.figures.Bytes)
@@ -396,13 +427,14 @@ type PeerStats struct {
 	Dropped     int64 // Puts beyond Config.Writes
 	Unanchored  int64 // blocks that were placed by their own key
 	LostLeases  int64 // leases that ended at the server before Release
+	Filled      int64 // blocks that were stored at a server that missed them, and another one had
 	Servers     []ServerStats
 }
 
 // PeerStats returns the figures of the servers. It does not ask them.
 func (t *Tier) PeerStats() PeerStats {
-	st := PeerStats{Unavailable: t.unavailable.Load(), Dropped: t.dropped.Load(), Unanchored: t.unanchored.Load(), LostLeases: t.lost.Load()}
-	for _, s := range t.servers {
+	st := PeerStats{Unavailable: t.unavailable.Load(), Dropped: t.dropped.Load(), Unanchored: t.unanchored.Load(), LostLeases: t.lost.Load(), Filled: t.filled.Load()}
+	for _, s := range t.servers() {
 		st.Servers = append(st.Servers, s.stats())
 	}
 	return st
@@ -411,13 +443,7 @@ func (t *Tier) PeerStats() PeerStats {
 // Close waits for running operations and closes the connections.
 func (t *Tier) Close(ctx context.Context) error {
 	t.ops.Close()
-	err := t.ops.Release(ctx, nil, func() error {
-		var errs []error
-		for _, s := range t.servers {
-			errs = append(errs, s.client.Close(ctx))
-		}
-		return errors.Join(errs...)
-	})
+	err := t.ops.Release(ctx, nil, func() error { return t.pool.closeAll(ctx) })
 	if err != nil {
 		return fmt.Errorf("close remote tier: %w", err)
 	}

@@ -71,7 +71,7 @@ var rpcClientMutants = []mutant{
 	defect("internal/breaker", "TestOpen",
 		"internal/breaker/breaker.go", "p.fail(cause, p.b.o.Failures)", "p.fail(cause, 1)"),
 	defect("metadata", "TestFileMembers",
-		"metadata/polled.go", "		if err == nil && !slices.Equal(", "		if !slices.Equal("),
+		"metadata/polled.go", "		} else if !slices.Equal(", "		}\n		if !slices.Equal("),
 	defect("metadata", "TestFileMembers",
 		"metadata/polled.go", "			close(m.changed)\n", ""),
 	defect("metadata", "TestDNSMembers",

@@ -25,13 +25,16 @@ LONG  := ^TestVerbs(PlanByNIC|PostRefusedHalfWay)$$|/(huge_|sums$$)
 # The servers of the object tier's tests.
 VERSITYGW := $(BIN)/versitygw
 S3        := KVLANE_REQUIRE=versitygw,moto KVLANE_VERSITYGW=$(CURDIR)/$(VERSITYGW) KVLANE_MOTO=$(CURDIR)/$(BIN)/.venv-moto
+# The servers of the tests of membership.
+ETCD  := $(CURDIR)/$(BIN)/.etcd
+ETCDS := KVLANE_REQUIRE=etcd-3.4,etcd-3.6 KVLANE_ETCD34=$(ETCD)/etcd-3.4 KVLANE_ETCD36=$(ETCD)/etcd-3.6
 GUEST := KVLANE_REQUIRE=verbs,nfs,root $(GO) test -count 1 -p 1 -timeout 20m -exec
 
 # What is shipped needs no C compiler, but for the C library, whose compiler `make lib` fetches. The race detector needs one.
 export CGO_ENABLED = 0
 
 .DEFAULT_GOAL := help
-.PHONY: build lib wheel dist python vllm sglang mooncake object deploy demo test short verbs mutants nonic lint race generate drift fuzz bench rpcbench scale codepaths crash stress hardware-kit hardware clean help
+.PHONY: build lib wheel dist python vllm sglang mooncake object cluster deploy demo test short verbs mutants nonic lint race generate drift fuzz bench rpcbench scale codepaths crash stress hardware-kit hardware clean help
 
 # SOURCE_DATE_EPOCH, seconds since 1970, is the date of builds that shall be the same again (reproducible-builds.org).
 build: ## build the binary, bin/kvlane
@@ -80,6 +83,11 @@ object: $(VERSITYGW) ## run the tests of the object tier on two S3 servers; need
 
 $(VERSITYGW): tools/versitygw/go.mod tools/versitygw/go.sum
 	$(GO) build -C tools/versitygw -trimpath -o ../../$(VERSITYGW) github.com/versity/versitygw/cmd/versitygw
+
+# etcd 3.4 of Debian and 3.6 of module tools/etcd, 60 MB below bin/.etcd.
+cluster: ## run the tests of members in etcd on two versions of it; needs apt and dpkg
+	tools/etcd/build $(ETCD)
+	$(ETCDS) $(GO) test -count 1 -timeout 2m ./metadata/etcd
 
 # helm, hadolint and Debian's base system, 500 MB below bin/.deploy. UPDATE=1 writes deploy/kubernetes again from the chart.
 deploy: build wheel ## check images, chart, manifests and units: linters, the images' instructions, the containers' commands and probes; needs root, debootstrap, systemd and pip

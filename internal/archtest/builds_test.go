@@ -47,10 +47,14 @@ var optional = map[string]string{
 	"google.golang.org/grpc":     "rpc/grpcrpc",
 	"google.golang.org/genproto": "rpc/grpcrpc",
 	"go.opentelemetry.io":        "rpc/otelrpc telemetry/oteltrace",
+	"go.etcd.io":                 "metadata/etcd",
 }
 
-// TestOptionalModules checks the imports of all files, tests included, and the packages in commands
-// and in the library.
+// ofCommand are the optional modules that the command has, through metadata/etcd.
+var ofCommand = []string{"google.golang.org/grpc", "google.golang.org/genproto", "go.etcd.io"}
+
+// TestOptionalModules checks the imports of all files, tests included, and the packages in the
+// command and in the library.
 func TestOptionalModules(t *testing.T) {
 	imported := make(map[string]bool)
 	for _, f := range files(t) {
@@ -67,8 +71,8 @@ func TestOptionalModules(t *testing.T) {
 			}
 		}
 	}
-	deps := dependencies(t, ".", "./cmd/...")
-	if !deps[module+"/internal/capi"] || !deps["google.golang.org/protobuf/proto"] {
+	deps, command := dependencies(t, ".", "./cmd/libkvlane"), dependencies(t, "./cmd/kvlane")
+	if !deps[module+"/internal/capi"] || !command["go.etcd.io/etcd/client/v3"] || !deps["google.golang.org/protobuf/proto"] {
 		t.Error("the list lacks packages that commands have")
 	}
 	for prefix, owner := range optional {
@@ -77,7 +81,12 @@ func TestOptionalModules(t *testing.T) {
 		}
 		for path := range deps {
 			if path == prefix || strings.HasPrefix(path, prefix+"/") {
-				t.Errorf("a command contains %s", path)
+				t.Errorf("the library contains %s", path)
+			}
+		}
+		for path := range command {
+			if (path == prefix || strings.HasPrefix(path, prefix+"/")) && !slices.Contains(ofCommand, prefix) {
+				t.Errorf("the command contains %s", path)
 			}
 		}
 	}

@@ -150,6 +150,7 @@ var mayImport = map[string]string{
 	"internal/published":    "", // except for its tests
 	"internal/testkit":      "internal/leak internal/fault",
 	"internal/s3test":       "internal/testkit",
+	"internal/etcdtest":     "internal/testkit",
 	"internal/fault":        "errdefs",
 	"internal/acceptance":   "", // except for its tests
 	"internal/archtest":     "",
@@ -189,9 +190,10 @@ var mayImport = map[string]string{
 
 	// Code shared by protocols, a metadata store, and the queue pairs of transfers. None of them
 	// imports segments.
-	"wire":      onDevice + " stream",
-	"metadata":  "errdefs",
-	"rdma/rail": onMem + " rdma rdma/channel rdma/registry internal/sys/hostmem",
+	"wire":          onDevice + " stream",
+	"metadata":      "errdefs",
+	"metadata/etcd": "errdefs metadata",
+	"rdma/rail":     onMem + " rdma rdma/channel rdma/registry internal/sys/hostmem",
 
 	// The block protocol. Its frames do not depend on a transport, and the format of the wire
 	// fields is a codec.

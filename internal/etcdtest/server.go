@@ -1,0 +1,100 @@
+package etcdtest
+
+import (
+	"bytes"
+	"context"
+	"net"
+	"os"
+	"os/exec"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/kvlane/kvlane/internal/testkit"
+)
+
+// Versions are the names of the servers.
+var Versions = []string{"etcd-3.4", "etcd-3.6"}
+
+// binaries are the environment variables with the binaries.
+var binaries = map[string]string{"etcd-3.4": "KVLANE_ETCD34", "etcd-3.6": "KVLANE_ETCD36"}
+
+// Server is an etcd that a test stops and starts. Its address and its data stay the same.
+type Server struct {
+	Addr string // HOST:PORT
+
+	binary string
+	args   []string
+	cmd    *exec.Cmd
+	output bytes.Buffer
+}
+
+// Start starts the server with a version's name, and stops it at the end of the test. It skips the
+// test if the server is not installed.
+func Start(tb testing.TB, version string) *Server {
+	tb.Helper()
+	s := &Server{Addr: FreeAddr(tb), binary: os.Getenv(binaries[version])}
+	if s.binary == "" {
+		testkit.Skip(tb, version, binaries[version]+` is not set; "make cluster" sets it`)
+	}
+	client, peer := "http://"+s.Addr, "http://"+FreeAddr(tb)
+	s.args = []string{
+		"--name", "one", "--data-dir", tb.TempDir(), "--listen-client-urls", client, "--advertise-client-urls", client,
+		"--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer, "--initial-cluster", "one=" + peer,
+		"--heartbeat-interval", "50", "--election-timeout", "250", "--logger", "zap", "--log-level", "error",
+	}
+	tb.Cleanup(s.Kill)
+	s.Start(tb)
+	return s
+}
+
+// Start starts the server again after Kill, and waits until it accepts connections.
+func (s *Server) Start(tb testing.TB) {
+	tb.Helper()
+	cmd := exec.CommandContext(context.Background(), s.binary, s.args...)
+	cmd.Stdout, cmd.Stderr = &s.output, &s.output
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if err := cmd.Start(); err != nil {
+		tb.Fatal(err)
+	}
+	s.cmd = cmd
+	for end := time.Now().Add(testkit.Patience()); ; time.Sleep(10 * time.Millisecond) {
+		conn, err := net.DialTimeout("tcp", s.Addr, time.Second)
+		if err == nil {
+			_ = conn.Close()
+			return
+		}
+		if time.Now().After(end) {
+			s.Kill()
+			tb.Fatalf("etcd does not listen: %v\n%s", err, s.output.Bytes())
+		}
+	}
+}
+
+// Kill kills the server.
+func (s *Server) Kill() {
+	if s.cmd != nil {
+		_ = s.cmd.Process.Kill()
+		_ = s.cmd.Wait() // it was killed
+		s.cmd = nil
+	}
+}
+
+// Signal sends a signal to the server.
+func (s *Server) Signal(tb testing.TB, signal os.Signal) {
+	tb.Helper()
+	if err := s.cmd.Process.Signal(signal); err != nil {
+		tb.Fatal(err)
+	}
+}
+
+// FreeAddr returns an address on which nothing listens.
+func FreeAddr(tb testing.TB) string {
+	tb.Helper()
+	l, err := new(net.ListenConfig).Listen(tb.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		tb.Fatal(err)
+	}
+	defer l.Close() //nolint:errcheck // it has accepted nothing
+	return l.Addr().String()
+}

@@ -1,0 +1,289 @@
+package etcd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/mvccpb"
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/metadata"
+)
+
+// Registration keeps a member in the list until Close, and registers it again after a lost lease.
+type Registration struct {
+	o      Options
+	client *clientv3.Client
+	cancel context.CancelFunc
+	done   chan struct{}
+	first  chan struct{} // closed after the first attempt
+
+	writing sync.Mutex // serializes puts
+
+	mu     sync.Mutex
+	member metadata.Member
+	lease  clientv3.LeaseID // zero: not registered
+	err    error
+	stats  RegistrationStats
+}
+
+// RegistrationStats has counters since Register.
+type RegistrationStats struct {
+	Registered int64 // times
+	Lost       int64 // times that the lease or the key was lost
+	Failures   int64 // attempts that failed
+}
+
+var errLost = errors.New("the lease or the key is lost")
+
+// Register registers a member in the background. It waits for the first attempt, or for the end of
+// ctx. Err then has the error; attempts go on until Close. It returns ErrInvalid for wrong options
+// and for a member that is not valid.
+func Register(ctx context.Context, o Options, member metadata.Member) (*Registration, error) {
+	if _, err := metadata.NewStaticMembers([]metadata.Member{member}); err != nil {
+		return nil, err
+	}
+	if !validName(member.Name) {
+		return nil, fmt.Errorf("register member %q: the name must have letters, digits, and - _ . : [ ]: %w", member.Name, errdefs.ErrInvalid)
+	}
+	client, err := o.open()
+	if err != nil {
+		return nil, err
+	}
+	member.Joined = member.Joined.UTC().Round(0)
+	r := &Registration{o: o, client: client, member: member, done: make(chan struct{}), first: make(chan struct{})}
+	background, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	r.cancel = cancel
+	go r.run(background)
+	select {
+	case <-r.first:
+	case <-ctx.Done():
+	}
+	return r, nil
+}
+
+// Err returns nil if the member is registered, or else the reason.
+func (r *Registration) Err() error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.err
+}
+
+// Stats returns the counters.
+func (r *Registration) Stats() RegistrationStats {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.stats
+}
+
+// Drain marks the member as draining. The mark stays, also if the member is registered again.
+func (r *Registration) Drain(ctx context.Context) error {
+	r.mu.Lock()
+	r.member.Draining = true
+	lease := r.lease
+	r.mu.Unlock()
+	if lease == clientv3.NoLease {
+		return nil // it is registered as draining, if at all
+	}
+	return r.put(ctx, lease)
+}
+
+// Close ends the registration: the member leaves at once, or after its lease's time if etcd cannot
+// be reached until ctx ends. It returns the error of that.
+func (r *Registration) Close(ctx context.Context) error {
+	r.cancel()
+	<-r.done
+	r.mu.Lock()
+	lease := r.lease
+	r.lease = clientv3.NoLease
+	r.mu.Unlock()
+	var err error
+	if lease != clientv3.NoLease {
+		ctx, cancel := context.WithTimeout(ctx, r.o.Within)
+		defer cancel()
+		if _, err = r.client.Revoke(ctx, lease); err != nil {
+			err = r.o.failed("leave", err)
+		}
+	}
+	if closed := r.client.Close(); closed != nil && !errors.Is(closed, context.Canceled) {
+		err = errors.Join(err, closed)
+	}
+	return err
+}
+
+// run registers the member again and again.
+func (r *Registration) run(ctx context.Context) {
+	defer close(r.done)
+	opened := false
+	for pause := firstPause; ctx.Err() == nil; {
+		err := r.register(ctx)
+		if !opened {
+			close(r.first)
+			opened = true
+		}
+		if err == nil {
+			pause = firstPause
+			err = r.keep(ctx)
+		}
+		if ctx.Err() != nil {
+			return
+		}
+		r.mu.Lock()
+		r.err = err
+		if errors.Is(err, errLost) {
+			r.stats.Lost++
+		} else {
+			r.stats.Failures++
+		}
+		r.mu.Unlock()
+		sleep(ctx, pause)
+		pause = min(2*pause, maxPause)
+	}
+}
+
+// register puts the member with a new lease.
+func (r *Registration) register(ctx context.Context) error {
+	within, cancel := context.WithTimeout(ctx, r.o.Within)
+	defer cancel()
+	lease, err := r.client.Grant(within, int64((r.o.Lease+time.Second-1)/time.Second))
+	if err == nil {
+		err = r.put(within, lease.ID)
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if err != nil {
+		err = r.o.failed("register in", err)
+		r.err = err
+		return err
+	}
+	r.lease, r.err = lease.ID, nil
+	r.stats.Registered++
+	return nil
+}
+
+// put puts the member as it is now.
+func (r *Registration) put(ctx context.Context, lease clientv3.LeaseID) error {
+	r.writing.Lock()
+	defer r.writing.Unlock()
+	r.mu.Lock()
+	member := r.member
+	r.mu.Unlock()
+	text, err := encode(&member)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, r.o.Within)
+	defer cancel()
+	_, err = r.client.Put(ctx, r.key(), text, clientv3.WithLease(lease))
+	return err
+}
+
+func (r *Registration) key() string { return r.o.prefix() + r.member.Name }
+
+// keep keeps the lease alive. It returns errLost when the lease or the key is lost.
+func (r *Registration) keep(ctx context.Context) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	r.mu.Lock()
+	lease := r.lease
+	r.mu.Unlock()
+	alive, err := r.client.KeepAlive(ctx, lease)
+	if err != nil {
+		return r.o.failed("keep the lease in", err)
+	}
+	events := make(chan *clientv3.Event)
+	var watching sync.WaitGroup
+	defer watching.Wait()
+	defer cancel()
+	watching.Go(func() { r.watch(ctx, events) })
+	for {
+		select {
+		case _, ok := <-alive:
+			if ctx.Err() != nil {
+				return ctx.Err()
+			}
+			if !ok {
+				return r.lost()
+			}
+		case e := <-events:
+			if e.Type == mvccpb.DELETE {
+				return r.lost()
+			}
+			r.adopt(e.Kv.Value)
+		}
+	}
+}
+
+// watch sends the changes of the member's key to events until ctx ends or the watch fails. The lease
+// alone then shows whether the member is in the list. It blocks while etcd cannot be reached.
+func (r *Registration) watch(ctx context.Context, events chan<- *clientv3.Event) {
+	for w := range r.client.Watch(ctx, r.key()) {
+		for _, e := range w.Events {
+			select {
+			case events <- e:
+			case <-ctx.Done():
+				return
+			}
+		}
+	}
+}
+
+// adopt keeps the mark that MarkDraining set.
+func (r *Registration) adopt(value []byte) {
+	m, err := decode(r.member.Name, value)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if err == nil && m.Boot == r.member.Boot {
+		r.member.Draining = m.Draining
+	}
+}
+
+func (r *Registration) lost() error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.lease = clientv3.NoLease
+	return r.o.failed("stay in", errLost)
+}
+
+// MarkDraining sets or removes the draining mark of a member. It returns ErrNotFound if the cluster
+// has no such member.
+func MarkDraining(ctx context.Context, o Options, name string, draining bool) (err error) {
+	client, err := o.open()
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, client.Close()) }()
+	ctx, cancel := context.WithTimeout(ctx, o.Within)
+	defer cancel()
+	key := o.prefix() + name
+	for {
+		r, err := client.Get(ctx, key)
+		if err != nil {
+			return o.failed("read member "+name+" of", err)
+		}
+		if len(r.Kvs) == 0 {
+			return o.failed("drain member "+name+" of", errdefs.ErrNotFound)
+		}
+		m, err := decode(name, r.Kvs[0].Value)
+		if err != nil {
+			return err
+		}
+		m.Draining = draining
+		text, err := encode(&m)
+		if err != nil {
+			return err
+		}
+		t, err := client.Txn(ctx).If(clientv3.Compare(clientv3.ModRevision(key), "=", r.Kvs[0].ModRevision)).
+			Then(clientv3.OpPut(key, text, clientv3.WithIgnoreLease())).Commit()
+		if err != nil {
+			return o.failed("drain member "+name+" of", err)
+		}
+		if t.Succeeded {
+			return nil
+		}
+	}
+}

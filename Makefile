@@ -88,6 +88,7 @@ $(VERSITYGW): tools/versitygw/go.mod tools/versitygw/go.sum
 cluster: ## run the tests of members in etcd on two versions of it; needs apt and dpkg
 	tools/etcd/build $(ETCD)
 	$(ETCDS) $(GO) test -count 1 -timeout 2m ./metadata/etcd
+	$(ETCDS) $(GO) test -count 1 -timeout 2m -run 'TestCluster|TestReplayWhileTheClusterChanges' ./cmd/kvlane
 
 # helm, hadolint and Debian's base system, 500 MB below bin/.deploy. UPDATE=1 writes deploy/kubernetes again from the chart.
 deploy: build wheel ## check images, chart, manifests and units: linters, the images' instructions, the containers' commands and probes; needs root, debootstrap, systemd and pip

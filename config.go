@@ -190,8 +190,9 @@ type StoreConfig struct {
 	// LogFsync defines when the log tier's writes reach stable storage. The default,
 	// log.FsyncInterval, delays it by about a tenth of a second.
 	LogFsync log.FsyncPolicy `config:"log_fsync"`
-	// Remote are the block servers of the remote tier, HOST:PORT[=WEIGHT],.... All clients of the
-	// servers need the same list.
+	// Remote are the block servers of the remote tier, HOST:PORT[=WEIGHT],... or
+	// dns+srv://_SERVICE._PROTOCOL.DOMAIN (metadata.OpenMembers). All clients of the servers need the
+	// same list.
 	Remote string `config:"remote"`
 	// RemoteTimeout bounds each request to a block server, which is then a miss. Zero is the tier's
 	// default, one second.

@@ -127,6 +127,9 @@ func New(o Options) (*Server, error) {
 	return s, err
 }
 
+// Boot returns the number of this start of the server, which is in the results of hellos.
+func (s *Server) Boot() [16]byte { return s.boot }
+
 // Listen opens a listener at HOST:PORT, if the credentials allow that address, and serves it in the
 // background. It returns the address.
 func (s *Server) Listen(ctx context.Context, address string) (net.Addr, error) {

@@ -34,6 +34,7 @@ type blockdFlags struct {
 	maxConnections                     int
 	credentials                        auth.ServerOptions
 	rdma                               rdmaFlags
+	members                            memberFlags
 }
 
 func newBlockdCommand() *cobra.Command {
@@ -49,7 +50,9 @@ certificates of clients (--tls-client-ca), tokens (--tokens), or both; they need
 Tenants do not see each other's blocks.
 
 Clients with credentials may use RDMA, if this machine has a NIC. A line on standard error names it, or the reason for using sockets only. The bytes that RDMA
-moves are not encrypted.`,
+moves are not encrypted.
+
+With --etcd the server registers as a member of a cluster. When it is interrupted it marks itself as draining, serves on for --drain, and leaves.`,
 		Example: `  kvlane blockd --listen 127.0.0.1:7440 --cache-bytes 64MiB
   kvlane blockd --listen 127.0.0.1:7440 --cache-bytes 64MiB --file-dir /mnt/nvme/blocks --metrics-addr 127.0.0.1:9440`,
 		Args: usageArgs(cobra.NoArgs),
@@ -68,6 +71,7 @@ moves are not encrypted.`,
 	registerSettings(fl, bucketFlags...)
 	registerServerCredentials(fl, &f.credentials)
 	f.rdma.registerNICs(fl)
+	f.members.register(fl)
 	cmd.MarkFlagsMutuallyExclusive("file-dir", "log-dir", "object")
 	return cmd
 }
@@ -90,6 +94,10 @@ func (f *blockdFlags) run(cmd *cobra.Command) (err error) {
 	}
 	if err := limits.Read(os.DirFS("/")).CheckMemory(f.cacheBytes); err != nil {
 		return &usageError{fmt.Errorf("--cache-bytes: %w", err)}
+	}
+	directory, err := f.members.options()
+	if err != nil {
+		return err
 	}
 	f.credentials.OnTokensError = warnTokens
 	credentials, err := auth.NewServer(f.credentials)
@@ -123,11 +131,16 @@ func (f *blockdFlags) run(cmd *cobra.Command) (err error) {
 	})
 	r.export(m)
 	defer m.SetBlockServer(nil)
+	leave, err := f.members.join(ctx, directory, at, s.Boot())
+	if err != nil {
+		return err
+	}
 	out := newLineWriter(cmd.OutOrStdout())
 	_ = out.print(ctx, "block server %s; interrupt to end\n", at) // it fails only if ctx has ended
 	isReady(ctx)
 	<-ctx.Done()
 	m.SetReady(func() error { return fmt.Errorf("the block server drains: %w", errdefs.ErrClosed) })
+	leave()
 	if drained := closeWithin(ctx, s.Drain); drained != nil {
 		slog.Warn("requests end with their connections", "error", drained)
 	}

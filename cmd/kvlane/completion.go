@@ -66,6 +66,10 @@ var offers = map[string]cobra.CompletionFunc{
 	"tls-ca":                  completeFiles,
 	"token":                   completeFiles,
 	"attachment":              completeFiles,
+	"etcd-ca":                 completeFiles,
+	"etcd-cert":               completeFiles,
+	"etcd-key":                completeFiles,
+	"etcd-password":           completeFiles,
 	"dir":                     completeDirs,
 }
 
@@ -80,6 +84,9 @@ var operandOffers = map[string]cobra.CompletionFunc{
 	"config show":  completeCommands,
 	"transfer put": completeSecondFile,
 	"transfer get": completeSecondFile,
+
+	"cluster status": completeMembers,
+	"cluster drain":  completeMembers,
 }
 
 // offerOf returns the completion of a command's flag, or nil.

@@ -83,6 +83,14 @@ var needs = append(settingNeeds(), []need{
 		met: settings.Either(settings.Given("tokens"), settings.Given("tls-client-ca")), lacks: "--tokens FILE or --tls-client-ca FILE",
 	},
 	{
+		commands: []string{"blockd"}, flags: memberNames,
+		met: settings.Given("etcd"), lacks: "--etcd HOST:PORT",
+	},
+	{
+		commands: []string{"replay"}, flags: etcdNames,
+		met: settings.Given("remote"), lacks: "--remote",
+	},
+	{
 		commands: []string{"rpc bench"}, flags: []string{"tls-ca", "tls-cert", "tls-key", "token"},
 		met: settings.Given("addr"), lacks: "--addr HOST:PORT",
 	},

@@ -35,7 +35,9 @@ var alwaysEffective = map[string]string{
 	"bench transfer":    "mode protocol metadata buffer-size use-vram",
 	"transfer serve":    "protocol metadata name listen buffer-size use-vram",
 	"transfer metadata": "listen",
-	"blockd":            "listen cache-bytes tenant-bytes file-dir log-dir object insecure tls-cert tls-key tls-client-ca tokens max-connections",
+	"blockd":            "listen cache-bytes tenant-bytes file-dir log-dir object insecure tls-cert tls-key tls-client-ca tokens max-connections etcd",
+	"cluster status":    "tls-ca tls-cert tls-key token etcd-ca etcd-cert etcd-key etcd-user etcd-password timeout json",
+	"cluster drain":     "etcd-ca etcd-cert etcd-key etcd-user etcd-password undo",
 	"rpc serve":         "listen insecure tls-cert tls-key tls-client-ca tokens rdma",
 	"rpc call":          "addr message attachment out timeout tls-ca tls-cert tls-key token rdma",
 	"rpc bench":         "addr callers sizes attachments rounds duration timeout rdma json out",
@@ -51,6 +53,7 @@ var alwaysEffective = map[string]string{
 
 // operands are the positional arguments of commands.
 var operands = map[string][]string{
+	"cluster status": {"a:1"}, "cluster drain": {"etcd://a:1/kvlane", "b:1"},
 	"transfer probe": {"segment"}, "transfer ls": {"segment"}, "transfer put": {"segment", "file"}, "transfer get": {"segment", "file"},
 }
 
@@ -83,6 +86,7 @@ var meets = map[string][]string{
 	"--gpu":                                 {"--rdma", "--gpu"},
 	"--addr HOST:PORT":                      {"--addr", "127.0.0.1:1"},
 	"--remote":                              {"--remote", "127.0.0.1:1"},
+	"--etcd HOST:PORT":                      {"--etcd", "127.0.0.1:1"},
 	"--object":                              {"--object", "s3://bucket"},
 	"--file-dir DIR or --log-dir DIR":       {"--log-dir", "d"},
 	"--gdr auto or --gdr require":           {"--gdr", "require"},

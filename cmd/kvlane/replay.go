@@ -20,6 +20,7 @@ import (
 type replayCommand struct {
 	geometry geometryFlags
 	engine   engineFlags
+	etcd     etcdFlags
 	run      replay.Config
 	json     bool
 	progress bool
@@ -73,6 +74,7 @@ command line is wrong. The report is printed also when the replay ends early.`,
 	r.geometry.register(flags)
 	flags.BoolVar(&r.presets, "list-presets", false, "list the presets and exit")
 	r.engine.register(flags)
+	r.etcd.register(flags)
 	flags.IntVar(&r.run.Pages, "pages", 0, "pages of the KV cache on the device; 0 is enough for the longest requests")
 	flags.IntVar(&r.run.Concurrency, "concurrency", 1, "requests at a time")
 	flags.BoolVar(&r.run.Layerwise, "layerwise", false, "load and dump layer by layer")
@@ -111,7 +113,7 @@ func (r *replayCommand) execute(ctx context.Context, stdout, stderr io.Writer) (
 		}
 		report = func(note string) { err = errors.Join(err, printNote(stdout, note)) }
 	}
-	e, err := openEngine(ctx, c, report)
+	e, err := openEngine(r.etcd.with(ctx), c, report)
 	if err != nil {
 		return addStoredGeometry(c.Model, err)
 	}

@@ -97,7 +97,7 @@ Exit codes:
 		}
 		return checkNeeds(cmd)
 	}
-	root.AddCommand(newReplayCommand(), newDemoCommand(), newStoreCommand(), newDoctorCommand(), newTopoCommand(), newCalibrateCommand(), newBenchCommand(), newTransferCommand(), newBlockdCommand(), newRPCCommand(), newConfigCommand(), newVersionCommand(&r), newShareProbeCommand())
+	root.AddCommand(newReplayCommand(), newDemoCommand(), newStoreCommand(), newDoctorCommand(), newTopoCommand(), newCalibrateCommand(), newBenchCommand(), newTransferCommand(), newBlockdCommand(), newClusterCommand(), newRPCCommand(), newConfigCommand(), newVersionCommand(&r), newShareProbeCommand())
 	watch.around(root)
 	registerCompletions(root)
 	return root

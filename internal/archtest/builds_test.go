@@ -72,7 +72,7 @@ func TestOptionalModules(t *testing.T) {
 		}
 	}
 	deps, command := dependencies(t, ".", "./cmd/libkvlane"), dependencies(t, "./cmd/kvlane")
-	if !deps[module+"/internal/capi"] || !command["go.etcd.io/etcd/client/v3"] || !deps["google.golang.org/protobuf/proto"] {
+	if !deps[module+"/internal/capi"] || !command["go.etcd.io/etcd/client/v3"] || !command["google.golang.org/protobuf/proto"] {
 		t.Error("the list lacks packages that commands have")
 	}
 	for prefix, owner := range optional {

@@ -221,7 +221,7 @@ var mayImport = map[string]string{
 	"internal/capi": anyPlain + " share store tier/cache internal/inuse internal/settings ROOT",
 	"cmd/libkvlane": "errdefs mem block internal/capi internal/dirfs ROOT",
 	"examples/":     "mem block device stream ROOT",
-	"cmd/":          anyPlain + " gdr metadata profile share topology blockio blockio/gateway blockio/server rpc rpc/ transfer transfer/ wire store replay doctor bench bench/ telemetry telemetry/profiles device/ stream/ tier/ internal/ ROOT",
+	"cmd/":          anyPlain + " gdr metadata metadata/ profile share topology blockio blockio/gateway blockio/server rpc rpc/ transfer transfer/ wire store replay doctor bench bench/ telemetry telemetry/profiles device/ stream/ tier/ internal/ ROOT",
 }
 
 func TestImportGraph(t *testing.T) {

@@ -91,7 +91,7 @@ var Tiers = []Tier{
 	{
 		Name: remote.Name, Doc: "block servers", Page: "tiers.md", Shared: true,
 		Settings: []Setting{
-			{Key: "store.remote", Name: "remote", Doc: "block servers, `HOST:PORT[=WEIGHT],...`; all clients of the servers need the same list", Default: "none", Flag: none},
+			{Key: "store.remote", Name: "remote", Doc: "block servers, `HOST:PORT[=WEIGHT],...` or `dns+srv://_SERVICE._PROTOCOL.DOMAIN`, and in the command `etcd://HOST:PORT,.../CLUSTER`; all clients of the servers need the same list", Default: "none", Flag: none},
 			{Key: "store.remote_timeout_ms", Name: "remote-timeout-ms", Kind: Int, Doc: "time of a request to a block server, after which it is a miss", Default: "1000", Flag: "0"},
 			{Key: "store.remote_ca", Name: "remote-ca", Doc: "file with the certificates of the authorities of block servers, in PEM; enables TLS", Default: "plain TCP", Flag: none},
 			{Key: "store.remote_cert", Name: "remote-cert", Doc: "file with the client's certificate for block servers, in PEM", Default: "none", Flag: none},

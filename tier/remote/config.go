@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"sync"
 	"time"
@@ -36,8 +37,9 @@ const (
 
 // Config configures a Tier. The tags are the keys of settings.
 type Config struct {
-	// Servers is a list HOST:PORT[=WEIGHT],... of block servers (metadata.ParseMembers). All
-	// clients of the servers must have the same list.
+	// Servers is a list of block servers that metadata.OpenMembers opens: HOST:PORT[=WEIGHT],...,
+	// dns+srv://NAME, or a URL of a scheme of Open's context. All clients of the servers must have the
+	// same list.
 	Servers string `config:"remote"`
 	// Members is a list that may change, instead of Servers. The caller closes it after the tier.
 	Members metadata.Members
@@ -77,7 +79,10 @@ type OpenNIC func() (o *blockio.RDMAOptions, what string, err error)
 
 // Validate reports all errors. It does not access servers.
 func (c *Config) Validate() error {
-	_, serr := c.list()
+	var serr error
+	if c.Members == nil {
+		serr = metadata.CheckMembers(c.Servers)
+	}
 	_, berr := breaker.New(c.Breaker)
 	_, lerr := breaker.NewLatencies(c.Latency)
 	errs := []error{serr, berr, lerr, c.Formats.Validate()}
@@ -85,14 +90,6 @@ func (c *Config) Validate() error {
 		errs = append(errs, fmt.Errorf("timeout %v, ramp %v and %d writes must not be negative: %w", c.Timeout, c.Ramp, c.Writes, errdefs.ErrInvalid))
 	}
 	return errors.Join(errs...)
-}
-
-// list returns the members.
-func (c *Config) list() (metadata.Members, error) {
-	if c.Members != nil {
-		return c.Members, nil
-	}
-	return metadata.ParseMembers(c.Servers)
 }
 
 // OpenTier calls Open.
@@ -117,9 +114,16 @@ func Open(ctx context.Context, c Config) (*Tier, error) {
 	if c.Dial == nil {
 		c.Dial = creds.Dial
 	}
-	members, _ := c.list()                          // Validate has checked it
-	latencies, _ := breaker.NewLatencies(c.Latency) // and this
-	t := &Tier{c: c, locks: usage.NewKeyLocks(), pins: make(map[block.Key][]*lease), writes: make(chan struct{}, c.Writes)}
+	latencies, _ := breaker.NewLatencies(c.Latency) // Validate has checked it
+	members, opened := c.Members, io.Closer(nil)
+	if members == nil {
+		list, err := metadata.OpenMembers(ctx, c.Servers)
+		if err != nil {
+			return nil, fmt.Errorf("open remote tier: %w", err)
+		}
+		members, opened = list, list
+	}
+	t := &Tier{opened: opened, c: c, locks: usage.NewKeyLocks(), pins: make(map[block.Key][]*lease), writes: make(chan struct{}, c.Writes)}
 	t.ops.Init()
 	nic := t.openNIC()
 	t.pool = &pool{
@@ -128,6 +132,7 @@ func Open(ctx context.Context, c Config) (*Tier, error) {
 		open:  func(m metadata.Member) (*server, error) { return t.newServer(m, creds.Token(), nic) },
 	}
 	if err := t.pool.start(time.Now()); err != nil {
+		err = errors.Join(err, t.closeMembers())
 		return nil, fmt.Errorf("open remote tier: %w", err)
 	}
 	t.probe(ctx)

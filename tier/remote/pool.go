@@ -67,7 +67,8 @@ func (p *pool) get(now time.Time) *snapshot {
 		return s
 	}
 	list, changed := p.members.List()
-	_ = p.apply(s, list, changed, func(*metadata.Member) time.Time { return now }, now) // the old snapshot stays
+	// After an error the old snapshot stays.
+	_ = p.apply(s, list, changed, func(*metadata.Member) time.Time { return now }, now)
 	return p.current.Load()
 }
 

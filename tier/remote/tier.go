@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -20,6 +21,7 @@ import (
 // Tier stores blocks in block servers. All methods are safe for concurrent use.
 type Tier struct {
 	c       Config
+	opened  io.Closer // the list of members, if Open opened it
 	pool    *pool
 	notes   []string
 	ops     usage.OpCounter
@@ -443,9 +445,17 @@ func (t *Tier) PeerStats() PeerStats {
 // Close waits for running operations and closes the connections.
 func (t *Tier) Close(ctx context.Context) error {
 	t.ops.Close()
-	err := t.ops.Release(ctx, nil, func() error { return t.pool.closeAll(ctx) })
+	err := t.ops.Release(ctx, nil, func() error { return errors.Join(t.pool.closeAll(ctx), t.closeMembers()) })
 	if err != nil {
 		return fmt.Errorf("close remote tier: %w", err)
 	}
 	return nil
+}
+
+// closeMembers closes the list of members that Open opened.
+func (t *Tier) closeMembers() error {
+	if t.opened == nil {
+		return nil
+	}
+	return t.opened.Close()
 }

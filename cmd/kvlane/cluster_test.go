@@ -1,0 +1,213 @@
+package main
+
+import (
+	"encoding/json"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/kvlane/kvlane/internal/etcdtest"
+	"github.com/kvlane/kvlane/internal/testkit"
+	"github.com/kvlane/kvlane/replay"
+)
+
+// member starts a block server that registers in etcd.
+func member(t *testing.T, etcd string, more ...string) *blockServer {
+	t.Helper()
+	return startBlockd(t, command(t), "127.0.0.1:0", append([]string{"--cache-bytes", "256MiB", "--etcd", etcd, "--cluster", "test", "--drain", "500ms"}, more...)...)
+}
+
+// statusOf returns the status of a cluster.
+func statusOf(t *testing.T, members string) (r clusterReport) {
+	t.Helper()
+	code, stdout, stderr := execute(t, "cluster", "status", members, "--json")
+	if err := json.Unmarshal([]byte(stdout), &r); code != exitOK || err != nil {
+		t.Fatalf("exit code %d, %v: %s", code, err, stderr)
+	}
+	return r
+}
+
+// states returns the sorted states of the members.
+func states(r *clusterReport) string {
+	var all []string
+	for i := range r.Members {
+		all = append(all, r.Members[i].State)
+	}
+	slices.Sort(all)
+	return strings.Join(all, " ")
+}
+
+func waitForStates(t *testing.T, members, want string) clusterReport {
+	t.Helper()
+	for end := time.Now().Add(testkit.Patience()); ; time.Sleep(50 * time.Millisecond) {
+		r := statusOf(t, members)
+		if states(&r) == want {
+			return r
+		}
+		if time.Now().After(end) {
+			t.Fatalf("the members are %q, want %q", states(&r), want)
+		}
+	}
+}
+
+// Servers register, are drained by an operator and by an interruption, and leave.
+func TestClusterStatusAndDrain(t *testing.T) {
+	for _, version := range etcdtest.Versions {
+		t.Run(version, func(t *testing.T) {
+			etcd := etcdtest.Start(t, version)
+			at := "etcd://" + etcd.Addr + "/test"
+			if code, _, stderr := execute(t, "cluster", "status", at); code != exitFailure || !strings.Contains(stderr, "start a server with --etcd") {
+				t.Errorf("a cluster without members: exit code %d, %s", code, stderr)
+			}
+			one, two := member(t, etcd.Addr, "--zone", "east"), member(t, etcd.Addr, "--weight", "3")
+			r := waitForStates(t, at, "up up")
+			for i := range r.Members {
+				m := &r.Members[i]
+				want := memberStatus{
+					Name: m.Address, Address: m.Address, State: "up", Boot: m.Boot, Joined: m.Joined, CapacityBytes: 256 << 20,
+					Weight: 3, Share: 0.75, MostShare: 1,
+				}
+				if m.Address == one.addr {
+					want.Weight, want.Share, want.Zone = 1, 0.25, "east"
+				}
+				if *m != want || m.Boot == "" || m.Joined == nil {
+					t.Errorf("member %+v, want %+v", *m, want)
+				}
+			}
+			if code, _, stderr := execute(t, "cluster", "drain", at, one.addr); code != exitOK {
+				t.Errorf("drain: exit code %d, %s", code, stderr)
+			}
+			drained := waitForStates(t, at, "draining up")
+			if drained.Epoch <= r.Epoch {
+				t.Errorf("epoch %d after %d", drained.Epoch, r.Epoch)
+			}
+			replayReport(t.Context(), t, remoteReplay(at)...)
+			r = statusOf(t, at)
+			for i := range r.Members {
+				if m := &r.Members[i]; (m.Blocks == 0) != (m.Address == one.addr) {
+					t.Errorf("member %s, %s, has %d blocks", m.Address, m.State, m.Blocks)
+				}
+			}
+			code, stdout, _ := execute(t, "cluster", "status", at)
+			if code != exitOK || !strings.Contains(stdout, "draining") || !strings.Contains(stdout, "2 members, epoch") {
+				t.Errorf("exit code %d, %s", code, stdout)
+			}
+			if code, _, stderr := execute(t, "cluster", "drain", at, one.addr, "--undo"); code != exitOK {
+				t.Errorf("undo: exit code %d, %s", code, stderr)
+			}
+			waitForStates(t, at, "up up")
+			must(t, one.Process.Signal(syscall.SIGTERM))
+			waitForStates(t, at, "draining up") // it serves on
+			must(t, one.Wait())
+			waitForStates(t, at, "up")
+			_, err := two.end(t, syscall.SIGTERM)
+			must(t, err)
+		})
+	}
+}
+
+// One of five servers is killed, one is paused, one is added, and etcd is killed and restarted, each
+// during a replay: no wrong byte, no request beyond its deadline, and hits return.
+func TestReplayWhileTheClusterChanges(t *testing.T) {
+	etcd := etcdtest.Start(t, etcdtest.Versions[1])
+	at := "etcd://" + etcd.Addr + "/test"
+	var servers []*blockServer
+	for range 5 {
+		servers = append(servers, member(t, etcd.Addr))
+	}
+	waitForStates(t, at, "up up up up up")
+	args := remoteReplay(at, "--remote-timeout-ms", "100")
+	args[slices.Index(args, "--limit")+1] = "300"
+	paced := append(slices.Clone(args), "--speed", "20") // about 5 s
+	replayReport(t.Context(), t, args...)
+	whole := replayReport(t.Context(), t, args...)
+	if whole.HitsByTier["remote"] == 0 {
+		t.Fatalf("no block is found in the servers: %v", whole.HitsByTier)
+	}
+	during := func(what string, change func()) replay.Report {
+		t.Helper()
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			time.Sleep(time.Second)
+			change()
+		}()
+		start := time.Now()
+		r := replayReport(t.Context(), t, paced...)
+		<-done
+		if r.Mismatches+r.DumpErrors+r.LoadErrors != 0 {
+			t.Errorf("%s: %d mismatches, %d dump and %d load errors", what, r.Mismatches, r.DumpErrors, r.LoadErrors)
+		}
+		// Three failures of 300 ms open a breaker, and probes fail.
+		if d := time.Since(start); d > 20*time.Second+testkit.Patience()/4 {
+			t.Errorf("%s: the replay took %v", what, d)
+		}
+		return r
+	}
+	recovers := func(what string) {
+		t.Helper()
+		for end := time.Now().Add(testkit.Patience()); ; {
+			r := replayReport(t.Context(), t, args...)
+			if r.Mismatches+r.DumpErrors+r.LoadErrors != 0 {
+				t.Errorf("%s: %d mismatches, %d dump and %d load errors", what, r.Mismatches, r.DumpErrors, r.LoadErrors)
+			}
+			if r.PrefixHits >= whole.PrefixHits {
+				return
+			}
+			if time.Now().After(end) {
+				t.Fatalf("%s: %d hits, were %d", what, r.PrefixHits, whole.PrefixHits)
+			}
+		}
+	}
+	if r := during("unchanged", func() {}); r.PrefixHits < whole.PrefixHits {
+		t.Errorf("%d hits, were %d", r.PrefixHits, whole.PrefixHits)
+	}
+
+	// The server with most blocks.
+	r := statusOf(t, at)
+	most := slices.MaxFunc(r.Members, func(a, b memberStatus) int { return int(a.Blocks) - int(b.Blocks) })
+	killed := slices.IndexFunc(servers, func(s *blockServer) bool { return s.addr == most.Address })
+	lost := during("killed", func() { _ = servers[killed].Process.Kill() }) // Wait has the error
+	_ = servers[killed].Wait()                                              // it was killed
+	if lost.PrefixHits >= whole.PrefixHits {
+		t.Errorf("%d hits without a server with %d blocks", lost.PrefixHits, most.Blocks)
+	}
+	waitForStates(t, at, "up up up up") // the lease has ended
+	recovers("killed")
+
+	paused := servers[(killed+1)%5]
+	during("paused", func() { _ = paused.Process.Signal(syscall.SIGSTOP) }) // the status shows it
+	if r := statusOf(t, at); states(&r) != "down up up up" && states(&r) != "up up up" {
+		t.Errorf("with a paused server the members are %q", states(&r))
+	}
+	must(t, paused.Process.Signal(syscall.SIGCONT))
+	waitForStates(t, at, "up up up up") // it registers again
+	recovers("paused")
+
+	var added *blockServer
+	during("added", func() { added = member(t, etcd.Addr) })
+	waitForStates(t, at, "up up up up up")
+	recovers("added")
+
+	down := during("etcd killed", etcd.Kill)
+	if down.PrefixHits < whole.PrefixHits*9/10 {
+		t.Errorf("%d hits without etcd, were %d", down.PrefixHits, whole.PrefixHits)
+	}
+	etcd.Start(t)
+	waitForStates(t, at, "up up up up up")
+	during("etcd restarted", func() {
+		etcd.Kill()
+		time.Sleep(time.Second)
+		etcd.Start(t)
+	})
+	waitForStates(t, at, "up up up up up")
+	recovers("etcd restarted")
+	for _, s := range append(servers, added) {
+		if s != servers[killed] {
+			_, err := s.end(t, syscall.SIGTERM)
+			must(t, err)
+		}
+	}
+}

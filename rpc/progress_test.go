@@ -416,7 +416,7 @@ func TestStreamsDoNotWaitForCalls(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	if refused != 2 {
+	if refused < 2 || refused > 3 { // the first call may count until its response is written
 		t.Errorf("%d calls were refused", refused)
 	}
 }

@@ -9,8 +9,8 @@ import (
 	"github.com/kvlane/kvlane/bench/rounds"
 )
 
-// Names of subjects whose calls have a connection with device memory, while another call of the same
-// connection moves Fabric.Beside bytes there and back.
+// Names of subjects whose calls have a connection with device memory, while another call of the
+// same connection moves Fabric.Beside bytes there and back.
 const (
 	BesideBlocks = "beside-blocks" // by blocks of device memory
 	BesideDirect = "beside-direct" // placed directly

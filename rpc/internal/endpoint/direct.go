@@ -21,8 +21,8 @@ const (
 	// directBytes is the maximum length of such a request, so that transfers of several calls take
 	// turns, and so do they and messages where a NIC or a device serves requests one after another.
 	directBytes = 2 << 20
-	// directWindow bounds the bytes of requests in progress, for the same reason. A link of 400 Gb/s
-	// carries them in 80 µs.
+	// directWindow bounds the bytes of requests in progress, for the same reason. A link of 400
+	// Gb/s carries them in 80 µs.
 	directWindow = 4 << 20
 )
 
@@ -91,8 +91,8 @@ func (e *Endpoint) Direct() bool { return e.direct != nil }
 // Transfer copies between registered memory of this side and memory of the peer, in the order of
 // both lists, whose lengths must be equal: WRRDMARead to local, WRRDMAWrite from it. It returns
 // when no byte moves any more, also if ctx ends before. It returns ErrNotSupported without a second
-// queue pair, ErrNotFound for local memory that is not registered, and the error of the endpoint. It is
-// safe for concurrent use.
+// queue pair, ErrNotFound for local memory that is not registered, and the error of the endpoint.
+// It is safe for concurrent use.
 func (e *Endpoint) Transfer(ctx context.Context, op rdma.WROpcode, local []mem.Extent, remote *placement.Memory) error {
 	if e.direct == nil {
 		return fmt.Errorf("place data: the connection has no second queue pair: %w", errdefs.ErrNotSupported)

@@ -49,8 +49,8 @@ func registeredMemory(t *testing.T, nic *registry.Registry, b []byte) *mem.Regio
 	return r
 }
 
-// At most 4 MiB of a transfer are in progress, so that messages do not wait for all of it where a NIC
-// serves requests one after another. Messages go on meanwhile.
+// At most 4 MiB of a transfer are in progress, so that messages do not wait for all of it where a
+// NIC serves requests one after another. Messages go on meanwhile.
 func TestTransfersAreBounded(t *testing.T) {
 	const n, window = 16 << 20, 4 << 20
 	m := &heldMover{proceed: make(chan struct{})}

@@ -9,6 +9,7 @@ import (
 	"google.golang.org/protobuf/encoding/prototext"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protodesc"
+	"google.golang.org/protobuf/types/descriptorpb"
 	"google.golang.org/protobuf/types/pluginpb"
 
 	"github.com/kvlane/kvlane/internal/testkit"
@@ -68,6 +69,29 @@ func TestEcho(t *testing.T) {
 		t.Fatal(response)
 	}
 	testkit.Generated(t, "../../rpc/echo/echo_rpc.pb.go", response.GetFile()[0].GetContent())
+}
+
+// protoc runs plug-ins for files of editions only if they support the feature, and for the editions
+// that they name.
+func TestEditions(t *testing.T) {
+	request := sample(t)
+	want := runPlugin(t, request).GetFile()[0].GetContent()
+	f := request.ProtoFile[len(request.GetProtoFile())-1]
+	if len(f.GetService()) == 0 {
+		t.Fatal("the last file has no services")
+	}
+	f.Syntax, f.Edition = proto.String("editions"), descriptorpb.Edition_EDITION_2023.Enum()
+	response := runPlugin(t, request)
+	if response.GetSupportedFeatures()&uint64(pluginpb.CodeGeneratorResponse_FEATURE_SUPPORTS_EDITIONS) == 0 {
+		t.Error("the response does not support editions")
+	}
+	lowest, highest := descriptorpb.Edition(response.GetMinimumEdition()), descriptorpb.Edition(response.GetMaximumEdition())
+	if lowest != descriptorpb.Edition_EDITION_PROTO2 || highest < descriptorpb.Edition_EDITION_2023 {
+		t.Errorf("editions %v to %v", lowest, highest)
+	}
+	if len(response.GetFile()) != 1 || response.GetFile()[0].GetContent() != want {
+		t.Errorf("the code differs from that of the same file without an edition: %v", response)
+	}
 }
 
 func TestStreamingMethods(t *testing.T) {

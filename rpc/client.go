@@ -112,7 +112,9 @@ func NewClient(address string, o ClientOptions) (*Client, error) {
 	}
 	c := &Client{network: "tcp", address: address, o: o, conns: make(map[*clientConn]struct{})}
 	if path, ok := strings.CutPrefix(address, "unix:"); ok {
-		c.network, c.address = "unix", path
+		if c.network, c.address = "unix", path; path == "" {
+			return nil, fmt.Errorf("make rpc client of %q: the path is empty: %w", address, errdefs.ErrInvalid)
+		}
 	} else if host, _, err := net.SplitHostPort(address); err != nil {
 		return nil, fmt.Errorf("make rpc client of %q: not HOST:PORT or unix:PATH: %w", address, errdefs.ErrInvalid)
 	} else if o.TLS != nil && o.TLS.ServerName == "" {

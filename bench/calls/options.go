@@ -80,7 +80,10 @@ func (o *Options) SetDefaults() {
 func (o *Options) Validate() error {
 	var errs []error
 	fail := func(format string, args ...any) {
-		errs = append(errs, fmt.Errorf("%s: %w", fmt.Sprintf(format, args...), errdefs.ErrInvalid))
+		err := fmt.Errorf("%s: %w", fmt.Sprintf(format, args...), errdefs.ErrInvalid)
+		if n := len(errs); n == 0 || errs[n-1].Error() != err.Error() { // another load may have the same size
+			errs = append(errs, err)
+		}
 	}
 	for _, n := range o.Callers {
 		if n < 1 || n > maxCallers {

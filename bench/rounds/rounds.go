@@ -1,8 +1,8 @@
 package rounds
 
 import (
+	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"slices"
@@ -107,7 +107,7 @@ func Parallel(callers int, d time.Duration, t *Times, f func(caller int, first b
 	})
 }
 
-// Concurrent calls f n times at once, adds the times of all to t, and joins the errors.
+// Concurrent calls f n times at once, adds the times of all to t, and returns one of the errors.
 func Concurrent(n int, t *Times, f func(i int, t *Times) error) error {
 	all, errs := make([]Times, n), make([]error, n)
 	var group sync.WaitGroup
@@ -118,7 +118,7 @@ func Concurrent(n int, t *Times, f func(i int, t *Times) error) error {
 	for i := range all {
 		t.Merge(&all[i])
 	}
-	return errors.Join(errs...)
+	return cmp.Or(errs...) // callers mostly have the same error
 }
 
 // Load returns the load average of the last minute, or "" if it is unknown.

@@ -37,6 +37,7 @@ type failure struct {
 
 var nextSteps = []step{
 	{func(f *failure) bool { return errdefs.Remedy(f.err) != "" }, func(f *failure) string { return errdefs.Remedy(f.err) + "." }},
+	{func(f *failure) bool { return f.rpcStep() != "" }, (*failure).rpcStep},
 	{isA[*outputError], text("free space at the destination of standard output, or redirect it.")},
 	{isA[*noGPUError], (*failure).withoutGPU},
 	{isErr(fs.ErrPermission, syscall.EROFS), (*failure).notAllowed},
@@ -48,7 +49,6 @@ var nextSteps = []step{
 	{isErr(syscall.ENOSPC, syscall.EDQUOT, errdefs.ErrNoSpace), text("free space there: kvlane store gc DIR --max-bytes SIZE removes the coldest blocks of a directory, and --file-bytes or --log-bytes bounds a tier.")},
 	{isErr(syscall.EADDRINUSE), text("another process listens at this address: stop it, or give another port; port 0 is any free port.")},
 	{isErr(syscall.EADDRNOTAVAIL), text("this host does not have this address: give one of its own, 127.0.0.1:PORT for this host only or 0.0.0.0:PORT for all.")},
-	{all(of("rpc"), isErr(syscall.ECONNREFUSED)), text("no process listens there: start kvlane rpc serve --listen HOST:PORT, or give the address of another server.")},
 	{isErr(syscall.ECONNREFUSED), text("no process listens there: start kvlane transfer serve --name HOST:PORT, or for a benchmark kvlane bench transfer --mode target, with the same --protocol and --metadata.")},
 	{isA[*net.AddrError], text("give HOST:PORT, an IPv6 address in brackets: [::1]:15995.")},
 	{isA[*net.DNSError], text("give HOST:PORT: an address, or a name that this host can resolve, and a numeric port.")},

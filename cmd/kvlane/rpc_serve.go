@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"strings"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -63,6 +64,9 @@ RDMA.`,
 // run serves until the command's context ends. An interruption is not an error.
 func (f *rpcServe) run(cmd *cobra.Command) (err error) {
 	ctx := cmd.Context()
+	if strings.HasPrefix(f.listen, "unix:") {
+		return usagef("--listen %s: give HOST:PORT; only programs with package rpc serve Unix sockets", f.listen)
+	}
 	m := metricsOf(ctx)
 	m.SetReady(func() error { return errors.New("the echo server does not listen yet") })
 	f.credentials.OnTokensError = warnTokens

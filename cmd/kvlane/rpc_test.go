@@ -106,7 +106,9 @@ func TestRPCRefuses(t *testing.T) {
 		"call --rdma --tls-ca server.pem":                                         "no effect on connections with TLS",
 		"serve --gpu":                                                             "add that, or omit --gpu",
 		"call --rdma --device sim":                                                "add that, or omit --device",
+		"serve --listen unix:/x":                                                  "give HOST:PORT",
 		"call --addr nowhere":                                                     "not HOST:PORT",
+		"call --addr unix:":                                                       "the path is empty",
 		"call --timeout 0s":                                                       "must be positive",
 		"call --token tokens":                                                     "need TLS",
 		"call --attachment huge":                                                  "longer than",
@@ -146,11 +148,12 @@ func TestRPCFails(t *testing.T) {
 	}()
 	for line, want := range map[string]string{
 		"call --addr " + closed:                                             "start kvlane rpc serve",
-		"call --addr " + hostile.Addr().String():                            "rpc error",
+		"call --addr unix:missing":                                          "start kvlane rpc serve",
+		"call --addr " + hostile.Addr().String():                            "give the address of a server of baidu_std",
 		"call --attachment missing --addr " + closed:                        "no such file",
 		"call --out missing/file --addr " + closed:                          "no such file",
 		"bench --rounds 1 --duration 1ms --addr " + closed:                  "start kvlane rpc serve",
-		"bench --rounds 1 --duration 1ms --addr " + hostile.Addr().String(): "rpc error",
+		"bench --rounds 1 --duration 1ms --addr " + hostile.Addr().String(): "give the address of a server of baidu_std",
 		"serve --listen " + hostile.Addr().String():                         "another process listens",
 	} {
 		if code, _, stderr := execute(t, append([]string{"rpc"}, words(line)...)...); code != exitFailure || !strings.Contains(stderr, want) {
@@ -172,9 +175,13 @@ func TestRPCServeChecksCredentials(t *testing.T) {
 	if code, stdout, stderr := call("--tls-ca", "server.pem", "--token", "token"); code != exitOK || stdout != "hello\n" {
 		t.Errorf("with a token: exit code %d, %s", code, stderr)
 	}
-	for _, args := range [][]string{nil, {"--tls-ca", "server.pem"}, {"--tls-ca", "server.pem", "--token", "wrong"}} {
-		if code, stdout, _ := call(args...); code != exitFailure || stdout != "" {
-			t.Errorf("%v: exit code %d, %q", args, code, stdout)
+	for want, args := range map[string][]string{
+		"may need TLS: give --tls-ca": nil,
+		"give --token FILE":           {"--tls-ca", "server.pem"},
+		"one of the tokens":           {"--tls-ca", "server.pem", "--token", "wrong"},
+	} {
+		if code, stdout, stderr := call(args...); code != exitFailure || stdout != "" || !strings.Contains(stderr, want) {
+			t.Errorf("%v: exit code %d, %q, %s", args, code, stdout, stderr)
 		}
 	}
 	if _, rest := p.stop(); !strings.HasPrefix(rest, "3 requests, ") {

@@ -17,6 +17,7 @@ import (
 	"github.com/kvlane/kvlane/internal/auth"
 	"github.com/kvlane/kvlane/internal/blockhost"
 	"github.com/kvlane/kvlane/tier"
+	"github.com/kvlane/kvlane/wire"
 )
 
 // Clients without a credential that announce and send long hellos take little memory.
@@ -214,6 +215,25 @@ func TestEndedRequestsKeepLittleMemory(t *testing.T) {
 	}
 	if c.kept != 0 {
 		t.Errorf("no requests with %d bytes are kept", c.kept)
+	}
+}
+
+// A hello of another version has a result, whose version is the answer.
+func TestHelloOfAnotherVersion(t *testing.T) {
+	r := newRig(t, Options{}, 8)
+	nc, err := r.dial(t.Context())
+	must(t, err)
+	t.Cleanup(func() { _ = nc.Close() })
+	w, in := wire.NewFrameWriter(nc), wire.NewFrameReader(nc, 1<<10, 0)
+	body := make([]byte, 40)
+	body[0], body[1] = blockio.Version+1, byte(blockio.OpHello)
+	must(t, errors.Join(w.Append(body), w.Flush()))
+	b, _, err := in.Next()
+	must(t, err)
+	var got blockio.HelloResult
+	must(t, got.Decode(b))
+	if got.Status != blockio.StatusMismatch {
+		t.Errorf("the result is %v", got.Status)
 	}
 }
 

@@ -87,6 +87,9 @@ func (s *Server) hello(nc, raw net.Conn, slot *wire.Slot) (*conn, error) {
 	if err == nil {
 		err = c.admit(&h, slot)
 	}
+	if errors.As(err, new(*blockio.VersionError)) {
+		h.ID = 1 // its place in the frame is not known, and the version of the result is the answer
+	}
 	r := blockio.HelloResult{ID: h.ID, Status: blockio.StatusOf(err)}
 	switch r.Status {
 	case blockio.StatusDenied:

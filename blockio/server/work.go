@@ -218,7 +218,7 @@ func (s *Server) summary(all []blockio.Status) blockio.Status {
 // count counts a request that failed as a whole, or whose time ended.
 func (s *Server) count(a *answer) {
 	switch a.result.Status {
-	case blockio.StatusOK, blockio.StatusPartial, blockio.StatusNotFound, blockio.StatusCanceled:
+	case blockio.StatusOK, blockio.StatusPartial, blockio.StatusNotFound, blockio.StatusNotSupported, blockio.StatusCanceled:
 	default:
 		s.failedEntries.Add(int64(a.entries))
 	}

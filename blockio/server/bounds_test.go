@@ -76,7 +76,8 @@ func TestTenantsShareConnections(t *testing.T) {
 		t.Errorf("a tenant has %d of 8 connections, and then %v", len(ofA), err)
 	}
 	must(t, stat(client(tokenB)))
-	if s := r.Server.Stats(); s.Full != 1 || s.Connections != 7 {
+	until(t, "the refused connection did not end", func() bool { return r.Server.Stats().Connections == 7 })
+	if s := r.Server.Stats(); s.Full != 1 || s.Refused != 1 {
 		t.Errorf("statistics %+v", s)
 	}
 	must(t, ofA[0].Close(t.Context()))

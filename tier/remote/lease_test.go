@@ -30,7 +30,7 @@ func (p *peer) has(t *testing.T, f block.Format, key block.Key) bool {
 // A pin lasts longer than the longest lease of the server, because the lease is renewed. After the
 // release the block is evicted.
 func TestPinsOutlastLeasesOfTheServer(t *testing.T) {
-	const leaseMax = 100 * time.Millisecond
+	const leaseMax = 300 * time.Millisecond
 	f := tiertest.NewFormat(t)
 	ps := newPeers(t, 1, 1<<22)
 	ps[0].stop(t)

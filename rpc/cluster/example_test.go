@@ -71,3 +71,34 @@ func Example() {
 	// 1 retry
 	// ejected: true true
 }
+
+// The forms of lists of servers. It is compiled, and not run.
+func ExampleNew() {
+	ctx := context.Background()
+	fixed, err := metadata.ParseMembers("10.0.0.1:8000,10.0.0.2:8000=2") // HOST:PORT, or HOST:PORT=WEIGHT
+	if err != nil {
+		panic(err)
+	}
+	file, err := metadata.OpenFileMembers("servers.txt", 0) // such a member in each line
+	if err != nil {
+		panic(err)
+	}
+	defer file.Close()
+	members, err := metadata.OpenDNSMembers(ctx, "_rpc._tcp.example.com", metadata.DNSOptions{}) // or HOST:PORT
+	if err != nil {
+		panic(err)
+	}
+	defer members.Close()
+
+	c, err := cluster.New(members, cluster.Options{
+		Policy:      cluster.LeastLoaded,
+		Idempotent:  func(method string) bool { return method == "example.EchoService/Echo" },
+		BackupAfter: 20 * time.Millisecond,
+	})
+	if err != nil {
+		panic(err)
+	}
+	defer c.Close()
+	out, err := echo.NewEchoServiceStub(c).Echo(ctx, &echo.EchoRequest{Message: proto.String("hello")})
+	fmt.Println(fixed, out, err)
+}

@@ -153,6 +153,25 @@ func TestNilMessages(t *testing.T) {
 	}
 }
 
+// Unknown values of options fail a call, and a response.
+func TestUnknownOptions(t *testing.T) {
+	_, addr := serve(t, rpc.ServerOptions{}, echo.NewEchoService(echoFunc(func(ctx context.Context, _ *echo.EchoRequest) (*echo.EchoResponse, error) {
+		rpc.FromContext(ctx).Reply.Checksum = 9
+		return &echo.EchoResponse{Message: proto.String("x")}, nil
+	})))
+	c := newClient(t, addr, rpc.ClientOptions{})
+	for text, o := range map[string]rpc.CallOption{
+		"compression type 9": rpc.WithCompression(9), "content type 9": rpc.WithContent(9), "checksum 9": rpc.WithChecksum(9), "checksum -1": rpc.WithChecksum(-1),
+	} {
+		if _, err := echoCall(t.Context(), c, "x", o); rpc.CodeOf(err) != rpc.BadRequest || !strings.Contains(err.Error(), text) {
+			t.Errorf("%s: %v", text, err)
+		}
+	}
+	if _, err := echoCall(t.Context(), c, "x"); rpc.CodeOf(err) != rpc.BadResponse {
+		t.Errorf("a response with an unknown checksum: %v", err)
+	}
+}
+
 // Contexts of nil panic with a text, as in net and context. No lock is held afterwards.
 func TestNilContexts(t *testing.T) {
 	server, addr := serve(t, rpc.ServerOptions{}, echo.NewEchoService(echoFunc(echoMessages)))

@@ -201,6 +201,14 @@ func tooLong(limit int64) error {
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
+// of returns the checksum of a message that is sent, or ErrInvalid for an unknown value.
+func (c Checksum) of(message []byte, attachment *chain.Chain) ([]byte, error) {
+	if c != CRC32C && c != CRC32CAll {
+		return nil, fmt.Errorf("checksum %d: %w", c, errdefs.ErrInvalid)
+	}
+	return checksum(message, attachment, c == CRC32CAll)
+}
+
 // checksum returns the masked CRC32C of a message and, with all, of the attachment in host memory.
 func checksum(message []byte, attachment *chain.Chain, all bool) ([]byte, error) {
 	sum := crc32.Update(0, castagnoli, message)

@@ -82,8 +82,8 @@ func (r *Request) encode(method string, in proto.Message) error {
 		return Errorf(BadRequest, "a request of %d bytes with its attachment, of at most %d", n, int64(maxFrameData))
 	}
 	if r.o.checksum != NoChecksum {
-		if r.checksum, err = checksum(r.message.bytes, r.o.attachment, r.o.checksum == CRC32CAll); err != nil {
-			return &Error{BadRequest, "the attachment has no checksum", err}
+		if r.checksum, err = r.o.checksum.of(r.message.bytes, r.o.attachment); err != nil {
+			return &Error{BadRequest, "the request has no checksum", err}
 		}
 	}
 	return nil

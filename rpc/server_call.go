@@ -234,11 +234,11 @@ func (q *request) succeed(call *Call, response proto.Message) {
 		meta.AttachmentSize = proto.Int32(int32(r.Attachment.Len()))
 	}
 	if r.Checksum != NoChecksum {
-		sum, err := checksum(message.bytes, r.Attachment, r.Checksum == CRC32CAll)
+		sum, err := r.Checksum.of(message.bytes, r.Attachment)
 		if err != nil {
 			message.release()
 			r.Attachment.Release()
-			q.fail(&Error{BadResponse, "the attachment has no checksum", err})
+			q.fail(&Error{BadResponse, "the response has no checksum", err})
 			return
 		}
 		meta.ChecksumType, meta.ChecksumValue = proto.Int32(checksumCRC32C), sum

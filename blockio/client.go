@@ -46,6 +46,11 @@ type ClientOptions struct {
 	// Replicas is called when a server reports that a run is hot, with the number of servers that are
 	// to have it. It must not block. Nil: reports are ignored.
 	Replicas func(run uint32, servers int)
+	// Epoch returns the epoch of the client's list of servers; 0: it has none. If the server's list is
+	// newer it refuses the connection. The client then calls Refresh with the server's epoch and tries
+	// once more, without an epoch if Refresh fails. Nil: no epoch.
+	Epoch   func() uint64
+	Refresh func(ctx context.Context, epoch uint64) error
 	// RDMA lets the server access memory. Nil: bytes are sent over the connection.
 	RDMA *RDMAOptions
 }
@@ -115,8 +120,12 @@ func NewClient(o ClientOptions) (*Client, error) {
 }
 
 func (c *Client) hello(ctx context.Context) *Hello {
+	var epoch uint64
+	if c.o.Epoch != nil {
+		epoch = c.o.Epoch()
+	}
 	return &Hello{
-		ID: 1, RemainingMillis: uint32(min(max(time.Until(c.deadline(ctx)).Milliseconds(), 1), MaxMillis)),
+		Epoch: epoch, ID: 1, RemainingMillis: uint32(min(max(time.Until(c.deadline(ctx)).Milliseconds(), 1), MaxMillis)),
 		Client: c.client, Limits: c.o.Limits, Token: c.o.Token, Formats: c.o.Formats,
 	}
 }
@@ -220,11 +229,16 @@ func (c *Client) connect(ctx context.Context) (*conn, error) {
 			return nil, fmt.Errorf("wait for the end of a connection: %w: %w", errdefs.ErrCanceled, context.Cause(ctx))
 		}
 	}
-	nc, err := c.o.Dial(ctx)
-	if err != nil {
-		return nil, lostError{fmt.Errorf("dial block server: %w", err)}
+	conn, err := c.open(ctx, c.hello(ctx))
+	var stale *StaleError
+	if errors.As(err, &stale) && c.o.Refresh != nil {
+		refreshed := c.o.Refresh(ctx, stale.Epoch)
+		h := c.hello(ctx)
+		if refreshed != nil {
+			h.Epoch = 0
+		}
+		conn, err = c.open(ctx, h)
 	}
-	conn, err := openConn(ctx, nc, c.hello(ctx), c.slots)
 	if err != nil && !wire.Answered(err) {
 		return nil, lostError{err}
 	}
@@ -245,6 +259,15 @@ func (c *Client) connect(ctx context.Context) (*conn, error) {
 		return nil, errConnClosed
 	}
 	return conn, nil
+}
+
+// open opens a connection.
+func (c *Client) open(ctx context.Context, h *Hello) (*conn, error) {
+	nc, err := c.o.Dial(ctx)
+	if err != nil {
+		return nil, lostError{fmt.Errorf("dial block server: %w", err)}
+	}
+	return openConn(ctx, nc, h, c.slots)
 }
 
 // wait waits for a call and counts its fence.

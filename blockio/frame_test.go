@@ -99,7 +99,7 @@ func endpoint() rdma.Endpoint {
 
 func hello() *Hello {
 	return &Hello{
-		ID: 1, RemainingMillis: 5000, Client: [16]byte(bytes.Repeat([]byte{0xc1}, 16)), Limits: DefaultLimits(), Token: []byte("secret"),
+		ID: 1, RemainingMillis: 5000, Client: [16]byte(bytes.Repeat([]byte{0xc1}, 16)), Limits: DefaultLimits(), Token: []byte("secret"), Epoch: 1 << 40,
 		Formats: []Format{{digest(0x40), []int64{4096, 100}}, {digest(0x60), []int64{1 << 20}}},
 	}
 }
@@ -131,6 +131,8 @@ func vectors(tb testing.TB) map[string][]byte {
 	put("hello", b, err)
 	b, err = helloResult().Append(nil)
 	put("hello-result", b, err)
+	b, err = (&HelloResult{ID: 1, Status: StatusStale, Epoch: 1<<40 + 1}).Append(nil)
+	put("hello-result-stale", b, err)
 	return all
 }
 

@@ -33,7 +33,8 @@ type Format struct {
 //	 64  limits: entries u32, keys u32, entry bytes u64, request bytes u64, credits u32,
 //	     keep-alive u32, in milliseconds
 //	 96  token's length  u32
-//	100  zero            12 bytes
+//	100  epoch of the client's list of servers, u64; 0: none
+//	108  zero            4 bytes
 //	112  token, without padding
 //	     for each identity: digest, 32 bytes; zero, u32; number of shards, u32; their lengths,
 //	     u64 each
@@ -43,6 +44,7 @@ type Hello struct {
 	Client          [16]byte
 	Limits          Limits
 	Token           []byte
+	Epoch           uint64
 	Formats         []Format
 }
 
@@ -54,12 +56,13 @@ type Hello struct {
 //	64  limits  in force, none above those of the hello
 //
 // If the status is not StatusOK the result ends after the head, and the server closes the
-// connection.
+// connection. With StatusStale the head has the epoch of the server's list at 24, u64.
 type HelloResult struct {
 	ID     uint64
 	Status Status
 	Boot   [16]byte
 	Limits Limits
+	Epoch  uint64 // with StatusStale
 }
 
 // VersionError is the error of a frame of another version. It wraps ErrMismatch.
@@ -108,7 +111,7 @@ func (h *Hello) Validate() error {
 }
 
 func (h *Hello) equal(o *Hello) bool {
-	return h.ID == o.ID && h.RemainingMillis == o.RemainingMillis && h.Client == o.Client && h.Limits == o.Limits &&
+	return h.ID == o.ID && h.RemainingMillis == o.RemainingMillis && h.Client == o.Client && h.Limits == o.Limits && h.Epoch == o.Epoch &&
 		slices.Equal(h.Token, o.Token) &&
 		slices.EqualFunc(h.Formats, o.Formats, func(a, b Format) bool {
 			return a.Identity == b.Identity && slices.Equal(a.ShardBytes, b.ShardBytes)
@@ -128,7 +131,8 @@ func (h *Hello) Append(dst []byte) ([]byte, error) {
 	out = append(out, h.Client[:]...)
 	out = h.Limits.append(out)
 	out = le.AppendUint32(out, uint32(len(h.Token)))
-	out = append(out, make([]byte, 12)...)
+	out = le.AppendUint64(out, h.Epoch)
+	out = append(out, make([]byte, 4)...)
 	out = append(out, h.Token...)
 	for i := range h.Formats {
 		f := &h.Formats[i]
@@ -158,12 +162,13 @@ func (h *Hello) Decode(b []byte) error {
 	if len(b) < helloBytes || len(b) > MaxHelloBytes || Op(b[1]) != OpHello || string(b[40:48]) != helloMagic || count > MaxIdentities {
 		return invalid("frame of %d bytes is not a hello", len(b))
 	}
-	if !zero(b[2:4]) || !zero(b[20:40]) || !zero(b[100:112]) {
+	if !zero(b[2:4]) || !zero(b[20:40]) || !zero(b[108:112]) {
 		return invalid("hello has bytes that are not zero")
 	}
 	h.Client = [16]byte(b[48:64])
 	h.Limits.decode(b[64:96])
 	n := le.Uint32(b[96:])
+	h.Epoch = le.Uint64(b[100:])
 	b = b[helloBytes:]
 	if n > MaxTokenBytes || int(n) > len(b) {
 		return invalid("hello with a token of %d bytes", n)
@@ -193,6 +198,8 @@ func (h *HelloResult) Validate() error {
 		return invalid("result %d of hello with %v", h.ID, h.Status)
 	case h.Status != StatusOK && (h.Boot != [16]byte{} || h.Limits != Limits{}):
 		return invalid("result of hello with %v and limits", h.Status)
+	case (h.Status == StatusStale) != (h.Epoch != 0):
+		return invalid("result of hello with %v and epoch %d", h.Status, h.Epoch)
 	case h.Status != StatusOK:
 		return nil
 	case h.Boot == [16]byte{}:
@@ -218,7 +225,8 @@ func (h *HelloResult) Append(dst []byte) ([]byte, error) {
 	out := appendHead(dst, byte(OpHello)|answerBit, 0, 0, h.ID)
 	out = le.AppendUint32(out, uint32(h.Status))
 	out = le.AppendUint32(out, h.Limits.Credits)
-	out = append(out, make([]byte, headBytes-24)...)
+	out = le.AppendUint64(out, h.Epoch)
+	out = append(out, make([]byte, headBytes-32)...)
 	if h.Status == StatusOK {
 		out = append(out, helloMagic...)
 		out = append(out, h.Boot[:]...)
@@ -237,8 +245,8 @@ func (h *HelloResult) Decode(b []byte) error {
 	if err := checkHead(b); err != nil {
 		return err
 	}
-	h.ID, h.Status = le.Uint64(b[8:]), Status(le.Uint16(b[16:]))
-	if b[1] != byte(OpHello)|answerBit || !zero(b[2:8]) || !zero(b[18:20]) || !zero(b[24:40]) {
+	h.ID, h.Status, h.Epoch = le.Uint64(b[8:]), Status(le.Uint16(b[16:])), le.Uint64(b[24:])
+	if b[1] != byte(OpHello)|answerBit || !zero(b[2:8]) || !zero(b[18:20]) || !zero(b[32:40]) {
 		return invalid("frame is not a result of hello")
 	}
 	if h.Status == StatusOK {

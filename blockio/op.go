@@ -93,6 +93,7 @@ const (
 	StatusDraining            // the server closes
 	StatusNotSupported        // not by this server
 	StatusFailed              // the server failed
+	StatusStale               // the client's list of servers is older than the server's
 	statuses
 )
 
@@ -100,7 +101,7 @@ var statusNames = [statuses]string{
 	StatusOK: "ok", StatusPartial: "partial", StatusInvalid: "invalid", StatusDenied: "denied", StatusNotFound: "not found",
 	StatusExists: "exists", StatusBusy: "busy", StatusNoSpace: "no space", StatusReadOnly: "read-only", StatusCorrupt: "corrupt",
 	StatusMismatch: "mismatch", StatusCanceled: "canceled", StatusTimeout: "time over", StatusLeased: "leased",
-	StatusDraining: "draining", StatusNotSupported: "not supported", StatusFailed: "failed",
+	StatusDraining: "draining", StatusNotSupported: "not supported", StatusFailed: "failed", StatusStale: "stale",
 }
 
 // Errors of statuses that package errdefs does not have.
@@ -108,6 +109,8 @@ var (
 	ErrDenied  = errors.New("denied")
 	ErrTimeout = errors.New("remaining time is over")
 	ErrFailed  = errors.New("the server failed")
+	// ErrStale is the class of StaleError.
+	ErrStale = errors.New("the client's list of servers is older than the server's")
 	// ErrLeased is the error of the deletion of a leased block. It wraps ErrBusy.
 	ErrLeased = fmt.Errorf("the block is leased: %w", errdefs.ErrBusy)
 	// ErrPartial is the error of a request of which some entries failed.
@@ -119,6 +122,7 @@ var statusErrors = [statuses]error{
 	StatusExists: errdefs.ErrExists, StatusBusy: errdefs.ErrBusy, StatusNoSpace: errdefs.ErrNoSpace, StatusReadOnly: errdefs.ErrReadOnly,
 	StatusCorrupt: errdefs.ErrCorrupt, StatusMismatch: errdefs.ErrMismatch, StatusCanceled: errdefs.ErrCanceled, StatusTimeout: ErrTimeout,
 	StatusLeased: ErrLeased, StatusDraining: errdefs.ErrClosed, StatusNotSupported: errdefs.ErrNotSupported, StatusFailed: ErrFailed,
+	StatusStale: ErrStale,
 }
 
 // String returns the status's name.
@@ -147,7 +151,7 @@ func StatusOf(err error) Status {
 	if errors.Is(err, ErrLeased) { // it is ErrBusy too
 		return StatusLeased
 	}
-	for s := StatusInvalid; s < StatusFailed; s++ {
+	for s := StatusInvalid; s < statuses; s++ {
 		if errors.Is(err, statusErrors[s]) {
 			return s
 		}

@@ -18,6 +18,16 @@ import (
 // the error of the server's status too.
 var ErrRefused = errors.New("the server refuses the connection")
 
+// StaleError is the error of a hello with an epoch below that of the server's list of servers. It
+// wraps ErrStale.
+type StaleError struct{ Epoch uint64 }
+
+// Error returns the server's epoch.
+func (e *StaleError) Error() string { return fmt.Sprintf("%v: it has epoch %d", ErrStale, e.Epoch) }
+
+// Unwrap returns ErrStale.
+func (e *StaleError) Unwrap() error { return ErrStale }
+
 // advice is the next step after a refused hello, by status.
 var advice = [statuses]string{
 	StatusDenied:       "check the token, or the name in the client's certificate",
@@ -34,6 +44,9 @@ func (h *HelloResult) refusal() error {
 	err := h.Status.Err()
 	if err == nil {
 		return nil
+	}
+	if h.Status == StatusStale {
+		err = &StaleError{h.Epoch}
 	}
 	if why := advice[h.Status]; why != "" {
 		err = fmt.Errorf("%w: %s", err, why)

@@ -92,6 +92,10 @@ func (s *Server) hello(nc, raw net.Conn, slot *wire.Slot) (*conn, error) {
 	}
 	r := blockio.HelloResult{ID: h.ID, Status: blockio.StatusOf(err)}
 	switch r.Status {
+	case blockio.StatusStale:
+		var stale *blockio.StaleError
+		errors.As(err, &stale)
+		r.Epoch = stale.Epoch
 	case blockio.StatusDenied:
 		s.denied.Add(1)
 	case blockio.StatusNotSupported: // by the disk; clients take it for the need of TLS
@@ -123,6 +127,9 @@ func (c *conn) admit(h *blockio.Hello, slot *wire.Slot) (err error) {
 	}
 	if c.tenant, err = c.s.o.Auth.Tenant(state, h.Token); err != nil {
 		return fmt.Errorf("%w: %w", blockio.ErrDenied, err)
+	}
+	if epoch := c.s.epoch(); h.Epoch != 0 && h.Epoch < epoch {
+		return &blockio.StaleError{Epoch: epoch}
 	}
 	if c.admitted = c.s.connections.tryTake(c.tenant, 1); !c.admitted {
 		c.s.full.Add(1)

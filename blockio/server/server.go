@@ -61,6 +61,9 @@ type Options struct {
 	// RDMA lets clients of authenticated connections use RDMA. The caller closes it after the
 	// server. Nil: no client does.
 	RDMA *gateway.Gateway
+	// Epoch returns the epoch of the last change of the list of servers; 0: unknown. Clients whose list
+	// is older are refused with it. Nil: unknown.
+	Epoch func() uint64
 	// LoopbackRDMA lets clients without credentials use RDMA too, if the server listens on a loopback
 	// address. It is for measurements.
 	LoopbackRDMA bool
@@ -125,6 +128,13 @@ func New(o Options) (*Server, error) {
 	s.ctx, s.stop = context.WithCancel(context.Background())
 	_, err := rand.Read(s.boot[:])
 	return s, err
+}
+
+func (s *Server) epoch() uint64 {
+	if s.o.Epoch == nil {
+		return 0
+	}
+	return s.o.Epoch()
 }
 
 // Boot returns the number of this start of the server, which is in the results of hellos.

@@ -114,11 +114,12 @@ func (f *blockdFlags) run(cmd *cobra.Command) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, r.close(ctx)) }()
-	s, err := server.New(server.Options{Host: host, Auth: credentials, RDMA: r.gateway, Connections: f.maxConnections})
+	s, err := server.New(server.Options{Host: host, Auth: credentials, RDMA: r.gateway, Connections: f.maxConnections, Epoch: f.members.view.epoch})
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, closeWithin(ctx, s.Close)) }()
+	defer f.members.view.close()
 	at, err := s.Listen(ctx, f.listen)
 	if err != nil {
 		return asUsage(err)

@@ -9,6 +9,8 @@ import (
 	"net"
 	"os"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -94,6 +96,7 @@ type memberFlags struct {
 	weight                              int
 	drain                               time.Duration
 	etcd                                etcdFlags
+	view                                clusterView
 }
 
 // memberNames are the flags that --etcd needs to have an effect.
@@ -121,6 +124,51 @@ func (f *memberFlags) options() (etcd.Options, error) {
 	return o, f.etcd.addTo(&o)
 }
 
+// clusterView is the view of its cluster that a server has. It is opened in the background, because
+// etcd may be down.
+type clusterView struct {
+	members atomic.Pointer[etcd.Members]
+	cancel  context.CancelFunc
+	opening sync.WaitGroup
+}
+
+// follow opens the view.
+func (v *clusterView) follow(ctx context.Context, o etcd.Options) {
+	ctx, v.cancel = context.WithCancel(context.WithoutCancel(ctx))
+	v.opening.Go(func() {
+		for ctx.Err() == nil {
+			if m, err := etcd.Open(ctx, o); err == nil {
+				v.members.Store(m)
+				return
+			}
+			select {
+			case <-time.After(time.Second):
+			case <-ctx.Done():
+			}
+		}
+	})
+}
+
+// epoch returns the epoch of the last change, or 0.
+func (v *clusterView) epoch() uint64 {
+	if m := v.members.Load(); m != nil {
+		return m.LastChange()
+	}
+	return 0
+}
+
+// close ends the view.
+func (v *clusterView) close() {
+	if v.cancel == nil {
+		return
+	}
+	v.cancel()
+	v.opening.Wait()
+	if m := v.members.Load(); m != nil {
+		_ = m.Close() // it was only read
+	}
+}
+
 // join registers the server that listens at an address. It returns a function that marks the member
 // as draining, waits for --drain, and ends the registration. Without --etcd it does nothing.
 func (f *memberFlags) join(ctx context.Context, o etcd.Options, at net.Addr, boot [16]byte) (leave func(), err error) {
@@ -139,6 +187,7 @@ func (f *memberFlags) join(ctx context.Context, o etcd.Options, at net.Addr, boo
 	if err := r.Err(); err != nil {
 		slog.Warn("the server is not registered yet, and tries again", "error", err)
 	}
+	f.view.follow(ctx, o)
 	return func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), f.drain+interruptGrace)
 		defer cancel()

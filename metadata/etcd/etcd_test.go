@@ -116,6 +116,9 @@ func TestMembersFollowRegistrations(t *testing.T) {
 			t.Errorf("list %+v, want %+v", list, member(1))
 		}
 		first := m.Epoch()
+		if last := m.LastChange(); last == 0 || last > first {
+			t.Errorf("the last change is %d, the epoch %d", last, first)
+		}
 		_, changed := m.List()
 		two := register(t, o, member(2))
 		select {

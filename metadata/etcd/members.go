@@ -31,6 +31,7 @@ type Members struct {
 	list    []metadata.Member
 	changed chan struct{}
 	epoch   uint64 // byName has all changes up to this revision
+	last    uint64 // a revision not before the last change
 	err     error
 	stats   Stats
 }
@@ -74,6 +75,14 @@ func (m *Members) Epoch() uint64 {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.epoch
+}
+
+// LastChange returns a revision not before the last change of the list. Lists of this epoch have the
+// change.
+func (m *Members) LastChange() uint64 {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.last
 }
 
 // Refresh implements metadata.Versioned.
@@ -222,7 +231,7 @@ func (m *Members) set(next map[string]metadata.Member, revision uint64) {
 	if m.list != nil {
 		m.stats.Changes++
 	}
-	m.list = list
+	m.list, m.last = list, revision
 	close(m.changed)
 	m.changed = make(chan struct{})
 }

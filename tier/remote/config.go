@@ -164,6 +164,9 @@ func (t *Tier) newServer(m metadata.Member, token []byte, nic *blockio.RDMAOptio
 		Token: token, Timeout: t.c.Timeout, RDMA: nic,
 		Replicas: func(run uint32, n int) { t.pool.marks.Set(run, n, time.Now()) },
 	}
+	if v, ok := t.pool.members.(metadata.Versioned); ok {
+		o.Epoch, o.Refresh = v.Epoch, v.Refresh
+	}
 	for _, f := range t.c.Formats {
 		o.Formats = append(o.Formats, blockio.Format{Identity: f.Identity, ShardBytes: f.Layout.ShardSizes()})
 	}

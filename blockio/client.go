@@ -46,9 +46,9 @@ type ClientOptions struct {
 	// Replicas is called when a server reports that a run is hot, with the number of servers that are
 	// to have it. It must not block. Nil: reports are ignored.
 	Replicas func(run uint32, servers int)
-	// Epoch returns the epoch of the client's list of servers; 0: it has none. If the server's list is
-	// newer it refuses the connection. The client then calls Refresh with the server's epoch and tries
-	// once more, without an epoch if Refresh fails. Nil: no epoch.
+	// Epoch returns the epoch of the client's list of servers; 0: it has none. If the server's list
+	// is newer it refuses the connection. The client then calls Refresh with the server's epoch and
+	// tries once more, without an epoch if Refresh fails. Nil: no epoch.
 	Epoch   func() uint64
 	Refresh func(ctx context.Context, epoch uint64) error
 	// RDMA lets the server access memory. Nil: bytes are sent over the connection.

@@ -61,8 +61,8 @@ type Options struct {
 	// RDMA lets clients of authenticated connections use RDMA. The caller closes it after the
 	// server. Nil: no client does.
 	RDMA *gateway.Gateway
-	// Epoch returns the epoch of the last change of the list of servers; 0: unknown. Clients whose list
-	// is older are refused with it. Nil: unknown.
+	// Epoch returns the epoch of the last change of the list of servers; 0: unknown. Clients whose
+	// list is older are refused with it. Nil: unknown.
 	Epoch func() uint64
 	// LoopbackRDMA lets clients without credentials use RDMA too, if the server listens on a loopback
 	// address. It is for measurements.

@@ -77,8 +77,8 @@ func (m *Members) Epoch() uint64 {
 	return m.epoch
 }
 
-// LastChange returns a revision not before the last change of the list. Lists of this epoch have the
-// change.
+// LastChange returns a revision not before the last change of the list. Lists of this epoch have
+// the change.
 func (m *Members) LastChange() uint64 {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -218,8 +218,8 @@ func (r *Registration) keep(ctx context.Context) error {
 	}
 }
 
-// watch sends the changes of the member's key to events until ctx ends or the watch fails. The lease
-// alone then shows whether the member is in the list. It blocks while etcd cannot be reached.
+// watch sends the changes of the member's key to events until ctx ends or the watch fails. The
+// lease alone then shows whether the member is in the list. It blocks while etcd cannot be reached.
 func (r *Registration) watch(ctx context.Context, events chan<- *clientv3.Event) {
 	for w := range r.client.Watch(ctx, r.key()) {
 		for _, e := range w.Events {

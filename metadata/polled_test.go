@@ -217,6 +217,18 @@ func TestDNSMembers(t *testing.T) {
 	if got := text(t, service); got != "a.kv.example:81,b.kv.example:80=3" {
 		t.Error(got)
 	}
+	defer func(r *net.Resolver) { net.DefaultResolver = r }(net.DefaultResolver)
+	net.DefaultResolver = o.Resolver
+	named, err := metadata.OpenMembers(t.Context(), "dns+srv://_rpc._tcp.kv.example")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := text(t, named); got != "a.kv.example:81,b.kv.example:80=3" {
+		t.Error(got)
+	}
+	if err := named.Close(); err != nil {
+		t.Error(err)
+	}
 	becomes(t, host, "10.0.0.3:80,[fd00::1]:80", func() {
 		server.set(false, map[string][][]byte{
 			"kv.example A":             {{10, 0, 0, 3}},

@@ -197,6 +197,9 @@ type StoreConfig struct {
 	// RemoteTimeout bounds each request to a block server, which is then a miss. Zero is the tier's
 	// default, one second.
 	RemoteTimeout time.Duration `config:"remote_timeout_ms"`
+	// RemoteZone is the zone of this process. Replicas of hot runs in block servers of the zone are
+	// read first.
+	RemoteZone string `config:"remote_zone"`
 	// RemoteCA enables TLS to the block servers. It is a file with the certificates of their
 	// authorities. RemoteCert and RemoteKey are files with the client's certificate and private
 	// key, and RemoteToken one with its token.

@@ -273,7 +273,7 @@ func (s *sim) slow(report *Report) {
 				left = s.clock.now - start
 			}
 		}
-		n.factor = 1
+		n.factor, n.busy = 1, s.clock.now // it drops the requests that wait
 	})
 	p.LeftOut = left
 	report.Phases = append(report.Phases, p)

@@ -42,6 +42,7 @@ type config struct {
 		LogFsync   string           `config:"log_fsync"`
 		Remote     string           `config:"remote"`
 		RemoteMS   int              `config:"remote_timeout_ms"`
+		RemoteZone string           `config:"remote_zone"`
 		RemoteCA   string           `config:"remote_ca"`
 		RemoteCert string           `config:"remote_cert"`
 		RemoteKey  string           `config:"remote_key"`

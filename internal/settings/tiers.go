@@ -93,6 +93,7 @@ var Tiers = []Tier{
 		Settings: []Setting{
 			{Key: "store.remote", Name: "remote", Doc: "block servers, `HOST:PORT[=WEIGHT],...` or `dns+srv://_SERVICE._PROTOCOL.DOMAIN`, and in the command `etcd://HOST:PORT,.../CLUSTER`; all clients of the servers need the same list", Default: "none", Flag: none},
 			{Key: "store.remote_timeout_ms", Name: "remote-timeout-ms", Kind: Int, Doc: "time of a request to a block server, after which it is a miss", Default: "1000", Flag: "0"},
+			{Key: "store.remote_zone", Name: "remote-zone", Doc: "zone of this process; replicas of hot runs in block servers of the zone are read first", Default: "none", Flag: none},
 			{Key: "store.remote_ca", Name: "remote-ca", Doc: "file with the certificates of the authorities of block servers, in PEM; enables TLS", Default: "plain TCP", Flag: none},
 			{Key: "store.remote_cert", Name: "remote-cert", Doc: "file with the client's certificate for block servers, in PEM", Default: "none", Flag: none},
 			{Key: "store.remote_key", Name: "remote-key", Doc: "file with the private key of `remote_cert`", Default: "none", Flag: none},

@@ -44,7 +44,7 @@ type Config struct {
 	// Members is a list that may change, instead of Servers. The caller closes it after the tier.
 	Members metadata.Members
 	// Zone is the zone of this process. Replicas in it are read first. Empty: unknown.
-	Zone string
+	Zone string `config:"remote_zone"`
 	// Ramp is the time in which the weight of a server that joins grows. Default DefaultRamp.
 	Ramp time.Duration
 	// CAFile, CertFile, KeyFile and TokenFile are the credentials (auth.ClientOptions). The default

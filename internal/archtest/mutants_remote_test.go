@@ -32,6 +32,8 @@ var remoteMutants = []mutant{
 		"internal/breaker/latency.go", "	p.slow = true\n", ""),
 	defect("internal/breaker", "TestASlowPeerIsFound",
 		"internal/breaker/latency.go", "max(time.Duration(l.o.Factor*means[len(means)/2]), l.o.Least)", "time.Duration(l.o.Factor*means[len(means)/2])"),
+	defect("internal/breaker", "TestASlowPeerIsFound",
+		"internal/breaker/latency.go", "		sample = min(sample, 2*float64(l.limit))\n", ""),
 	defect("tier/remote", "TestHotRunsGetReplicas",
 		"blockio/server/conn.go", "			r.Replicas = uint32(n)\n", ""),
 	defect("tier/remote", "TestHotRunsGetReplicas",

@@ -91,7 +91,11 @@ func (p *Latency) Observe(d time.Duration) error {
 	if p.samples++; p.samples <= 1 {
 		p.mean = float64(d)
 	}
-	p.mean += decay * (float64(d) - p.mean)
+	sample := float64(d)
+	if l.limit > 0 { // one late answer does not make a peer slow
+		sample = min(sample, 2*float64(l.limit))
+	}
+	p.mean += decay * (sample - p.mean)
 	if l.samples++; l.samples > max(64, len(l.peers)/4) {
 		l.update()
 	}

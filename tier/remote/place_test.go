@@ -330,20 +330,22 @@ func TestSlowServersAreLeftOut(t *testing.T) {
 	ps := newPeers(t, 4, 1<<24)
 	x := newFixture(t, ps, func(c *remote.Config) {
 		c.Breaker = breaker.Options{Delay: 50 * time.Millisecond, MaxDelay: 50 * time.Millisecond}
-		c.Latency = breaker.LatencyOptions{Factor: 4, Least: 10 * time.Millisecond}
+		c.Latency = breaker.LatencyOptions{Factor: 4, Least: 50 * time.Millisecond}
 	}, ps.members()...)
 	for i := range 40 {
 		x.put(i)
 	}
+	states := make([]tier.State, 1)
 	for range 10 {
-		x.present(40)
+		for i := range 40 {
+			must(t, x.Lookup(t.Context(), tiertest.Keys(i), states))
+		}
 	}
-	ps[2].delay.Store(int64(100 * time.Millisecond))
+	ps[2].delay.Store(int64(400 * time.Millisecond))
 	open := func() (bool, int64) {
 		s := x.PeerStats().Servers[2]
 		return s.State != "closed", s.Timeouts
 	}
-	states := make([]tier.State, 1)
 	for end := time.Now().Add(testkit.Patience()); ; {
 		for i := range 40 {
 			must(t, x.Lookup(t.Context(), tiertest.Keys(i), states))

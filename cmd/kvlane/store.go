@@ -24,6 +24,7 @@ type keeper struct {
 	repair  func(ctx context.Context, dir string) (file.Repaired, error)
 	gc      func(ctx context.Context, dir string, targetBytes int64) (file.Collected, error)
 	clear   func(ctx context.Context, dir string, u file.Unwanted) (file.Cleared, error)
+	remove  func(ctx context.Context, dir string, sel file.Selection) (file.Removed, error)
 }
 
 // keeperOf returns the operations for a directory, or for a folder in a bucket. For other
@@ -33,24 +34,25 @@ func keeperOf(b bucketAccess, dir string) keeper {
 		return b.keeper()
 	}
 	if log.Recognises(dir) {
-		return keeper{log.Inspect, log.List, log.Verify, log.Repair, log.GC, log.Clear}
+		return keeper{log.Inspect, log.List, log.Verify, log.Repair, log.GC, log.Clear, log.Remove}
 	}
-	return keeper{file.Inspect, file.List, file.Verify, file.Repair, file.GC, file.Clear}
+	return keeper{file.Inspect, file.List, file.Verify, file.Repair, file.GC, file.Clear, file.Remove}
 }
 
 func newStoreCommand() *cobra.Command {
 	cmd := newGroupCommand("store", "Inspect, verify and shrink the directories of a file or log tier, or a bucket",
 		`The commands below work on a directory that "kvlane replay --file-dir", "kvlane replay --log-dir" or a program with the library has
 made; its kvlane.json describes the contents. DIR may also be one that has such folders right below it, as the connectors for vLLM, SGLang and transformers
-make them: then each folder is shown. Other processes may use the directory meanwhile. But gc --max-bytes and verify --repair need the directory of a log
-for themselves.
+make them: then each folder is shown. Other processes may use the directory meanwhile. But rm needs the directory for itself, and gc --max-bytes and
+verify --repair that of a log.
 
 DIR may also be a bucket, s3://BUCKET/PREFIX, with the blocks of object tiers: then each of its folders is shown. Its credentials are those of the AWS SDK.
 
   kvlane store verify DIR            report damaged and foreign files
   kvlane store verify --repair DIR   move damaged blocks to DIR/quarantine, and repair the rest
-  kvlane store gc --quarantine DIR   remove the files in quarantine`)
-	cmd.AddCommand(newStoreListCommand(), newStoreStatCommand(), newStoreVerifyCommand(), newStoreGCCommand())
+  kvlane store gc --quarantine DIR   remove the files in quarantine
+  kvlane store rm --key KEY DIR      remove a block`)
+	cmd.AddCommand(newStoreListCommand(), newStoreStatCommand(), newStoreVerifyCommand(), newStoreGCCommand(), newStoreRemoveCommand())
 	for _, c := range cmd.Commands() {
 		registerSettings(c.Flags(), bucketFlags...)
 		do := c.RunE

@@ -56,5 +56,8 @@ func (b bucketAccess) keeper() keeper {
 		clear: func(context.Context, string, file.Unwanted) (c file.Cleared, err error) {
 			return c, fmt.Errorf("clear a bucket, which has no quarantine: give --max-bytes SIZE or --max-age TIME: %w", errdefs.ErrInvalid)
 		},
+		remove: func(context.Context, string, file.Selection) (r file.Removed, err error) {
+			return r, fmt.Errorf("remove blocks of a bucket: use kvlane store gc with --max-bytes SIZE or --max-age TIME: %w", errdefs.ErrInvalid)
+		},
 	}
 }

@@ -24,3 +24,8 @@ func Part(c *Config, own, others int64, folders int) (most, high, low int64) {
 	l = l.part(own, others, folders, c.Formats.MaxImageBytes())
 	return l.most, l.high, l.low
 }
+
+// RemoveOn is Remove on a given file system.
+func RemoveOn(ctx context.Context, fsys dirfs.FS, dir string, sel Selection) (Removed, error) {
+	return remove(ctx, fsys, dir, sel)
+}

@@ -225,9 +225,16 @@ func (n *neighbour) busy() bool { return !n.busySince.IsZero() && !n.inUse }
 // anySession reports whether a process of this host has the directory open for writing. The caller
 // holds the directory's lock.
 func anySession(d dirfs.Dir) (bool, error) {
+	s, err := liveSession(d)
+	return s != "", err
+}
+
+// liveSession returns the folder of a session of a running process of this host, or "". The caller
+// holds the directory's lock.
+func liveSession(d dirfs.Dir) (string, error) {
 	sessions, err := blockdir.Names(d, tmpName)
 	if err != nil && notFolder(d, tmpName) {
-		return false, nil
+		return "", nil
 	}
 	for _, s := range sessions {
 		lock, live, perr := probeSession(d, tmpName+"/"+s)
@@ -235,9 +242,9 @@ func anySession(d dirfs.Dir) (bool, error) {
 			perr = errors.Join(perr, lock.Close())
 		}
 		if live {
-			return true, nil
+			return tmpName + "/" + s, nil
 		}
 		err = errors.Join(err, perr)
 	}
-	return false, err
+	return "", err
 }

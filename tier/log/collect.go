@@ -70,7 +70,7 @@ func (t *Tier) garbage() (n int64) {
 
 // wasted reports whether less than a quarter of a segment consists of live blocks.
 func (t *Tier) wasted(g *segment) bool {
-	return g.sealed.Load() && !g.unread && g.live.Load() < g.used()/4
+	return g.sealed.Load() && !g.unread && g.live.Load() < g.used()/4 && !t.needsDeletions(g)
 }
 
 // GC empties segments, those with the least recently used blocks first, until at most targetBytes
@@ -122,6 +122,9 @@ func (t *Tier) collect(ctx context.Context, excess func() int64, s sweep) (remov
 		if v == nil {
 			break
 		}
+		if t.countDeletions(ctx, v); t.needsDeletions(v) {
+			continue // victim skips it from now on
+		}
 		e := compaction{t: t, v: v, sweep: s}
 		long, err := e.run(ctx, excess())
 		removed += e.evicted
@@ -153,6 +156,7 @@ type compaction struct {
 	arenaUsed int         // used bytes of moveArena
 	inUse     int         // number of blocks in use, which stay
 	copied    []block.Key // blocks found elsewhere that may not be durable there yet
+	deletions []*pending  // deletions to be moved, whose keys are locked
 	evicted   int
 	failure   error
 }
@@ -174,7 +178,7 @@ func (e *compaction) run(ctx context.Context, excess int64) (long bool, err erro
 	return false, e.empty(ctx)
 }
 
-// empty moves or evicts every block of the segment, and removes the segment.
+// empty moves or evicts every block of the segment, moves its deletions, and removes the segment.
 func (e *compaction) empty(ctx context.Context) error {
 	t, v := e.t, e.v
 	_, err := scan(ctx, v.file, v.number, 0, v.end.Load(), t.id, t.formats, func(h *header) error {
@@ -182,13 +186,17 @@ func (e *compaction) empty(ctx context.Context) error {
 			if ctx.Err() != nil {
 				return context.Cause(ctx)
 			}
-			if r := &h.records[i]; r.kind != deleted && !r.foreign() {
+			switch r := &h.records[i]; {
+			case r.kind == deleted:
+				e.deletion(ctx, r)
+			case !r.foreign():
 				e.block(ctx, r, h.place(r))
 			}
 		}
 		return nil
 	})
 	e.flush(ctx)
+	e.flushDeletions(ctx)
 	if err = errors.Join(err, e.failure); err != nil {
 		return err
 	}
@@ -229,14 +237,8 @@ func (e *compaction) secure(ctx context.Context) error {
 	return nil
 }
 
-// removeSegment removes a segment without live blocks. If it contains deletions, a checkpoint must
-// cover them first.
+// removeSegment removes a segment without live blocks and needed deletions.
 func (t *Tier) removeSegment(v *segment) error {
-	if v.deletes.Load() && t.covered[v.number] < v.end.Load() {
-		if err := t.checkpointInRound(); err != nil {
-			return err
-		}
-	}
 	t.forgetDirect(v)
 	if err := blockdir.Remove(t.dir, segmentName(v.number)); err != nil {
 		return blockdir.WriteError(err)

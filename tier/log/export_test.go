@@ -36,5 +36,19 @@ func Bound(t *Tier, bytes int64) {
 	t.space.most, t.space.configured = bytes, bytes
 }
 
+// Compact empties the segments that consist mostly of unused bytes, and keeps all blocks.
+func Compact(t *Tier) error {
+	_, err := t.collect(context.Background(), t.garbage, sweep{all: true})
+	return err
+}
+
+// Seal ends the segments that are being appended to.
+func Seal(t *Tier) error { return t.sealAll() }
+
+// RemoveOn is Remove on a given file system.
+func RemoveOn(ctx context.Context, fsys dirfs.FS, dir string, sel Selection) (Removed, error) {
+	return remove(ctx, fsys, dir, sel)
+}
+
 // Credit returns the number of bytes put minus the number of bytes moved.
 func Credit(t *Tier) int64 { return t.credit.Load() }

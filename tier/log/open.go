@@ -356,11 +356,13 @@ func (t *Tier) openSegments() error {
 // replay adds a group to the index. It verifies blocks that may not be durable, and reports whether
 // one of them is torn.
 func (t *Tier) replay(ctx context.Context, r group, durable position) (torn bool, err error) {
+	if r.h.hasDeletions() {
+		r.g.deletes.Add(r.h.bytes)
+	}
 	for i := range r.h.records {
 		rec := &r.h.records[i]
 		at := position{r.h.at.segment, r.h.at.off + rec.off}
 		if rec.kind == deleted {
-			r.g.deletes.Store(true)
 			t.table.remove(rec.key, func(e entry) bool { return !t.outlasts(e, at) })
 			continue
 		}

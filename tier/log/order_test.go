@@ -46,7 +46,7 @@ func TestDefectCheckpointHasWhatItCoversTheDeletionOf(t *testing.T) {
 	s := tr.table.shard(hashOf(key))
 	s.mu.Lock()
 	close(released)
-	for head := tr.appenders[0].head; !head.deletes.Load(); {
+	for head := tr.appenders[0].head; head.deletes.Load() == 0; {
 		time.Sleep(time.Millisecond)
 	}
 	go func() { checked <- tr.checkpoint() }()

@@ -105,7 +105,7 @@ func (t *Tier) victim(failed map[uint32]bool, s sweep, last uint32) (best *segme
 	}
 	most := -1.0
 	for _, g := range all {
-		if g.number > last || !g.sealed.Load() || g.unread || failed[g.number] || s.all && !t.wasted(g) {
+		if g.number > last || !g.sealed.Load() || g.unread || failed[g.number] || s.all && !t.wasted(g) || t.needsDeletions(g) {
 			continue
 		}
 		size, live := float64(max(1, g.used())), float64(g.live.Load())

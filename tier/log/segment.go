@@ -45,7 +45,7 @@ type segment struct {
 	broken  atomic.Bool  // a sync failed: bytes after synced may never become durable
 	removed atomic.Bool  // another program has removed the file
 	sealed  atomic.Bool  // no more appends
-	deletes atomic.Bool  // the segment contains deletions of blocks in other segments
+	deletes atomic.Int64 // bytes of the headers with deletions, as far as they were written or read since opening
 	started int64        // end of the bytes whose writeback was started; only the syncer uses it
 	unread  bool         // part of the file was unreadable when the log was opened; the file stays unchanged
 }

@@ -289,7 +289,7 @@ func (t *Tier) uncount(e entry) {
 // tombstone appends a deletion of the block. When the deletion is as durable as the policy
 // requires, it removes the block from the index. The caller has locked the key.
 func (t *Tier) tombstone(ctx context.Context, key block.Key) error {
-	p := &pending{record: record{key: key, kind: deleted}}
+	p := t.deletion(key, 0)
 	var a *appender
 	select {
 	case a = <-t.first:

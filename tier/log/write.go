@@ -410,6 +410,9 @@ func (a *appender) appendGroup(recs []*pending) error {
 		return errors.Join(blockdir.WriteError(err), a.undo(off))
 	}
 	t.order.Lock()
+	if h.hasDeletions() {
+		g.deletes.Add(h.bytes)
+	}
 	at := off + h.bytes
 	for _, p := range recs {
 		a.addToIndex(p, place{g.number, uint32(at / page), uint16((at - off) / page)})
@@ -449,7 +452,6 @@ func (a *appender) undo(off int64) error {
 func (a *appender) addToIndex(p *pending, at place) {
 	t := a.t
 	if p.kind == deleted {
-		a.head.deletes.Store(true)
 		if e, ok := t.table.remove(p.key, func(entry) bool { return true }); ok {
 			t.uncount(e)
 		}

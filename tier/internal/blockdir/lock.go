@@ -94,7 +94,7 @@ func LockDir(d dirfs.Dir) (dirfs.File, error) {
 	}
 	if err := f.Lock(); err != nil {
 		if errors.Is(err, errdefs.ErrBusy) {
-			err = fmt.Errorf("another process has it open, or another tier of this process: only one may: %w", err)
+			err = fmt.Errorf("%s has it open, or another tier of this process: only one may: %w", Holder(d, LockName), err)
 		}
 		return nil, errors.Join(err, f.Close())
 	}

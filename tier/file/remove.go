@@ -1,0 +1,143 @@
+package file
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/jonboulle/clockwork"
+
+	"github.com/kvlane/kvlane/block"
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/dirfs"
+	"github.com/kvlane/kvlane/tier/internal/blockdir"
+)
+
+// Selection selects blocks for Remove.
+type Selection = blockdir.Selection
+
+// Removed is the result of Remove.
+type Removed = blockdir.Removed
+
+// Remove removes the selected blocks from a directory. When it returns, no process finds them
+// again, also after a power failure. It returns ErrBusy, and names the holder, if a process of this
+// host has the directory open for writing. No process can open it for writing meanwhile; a process
+// that only reads may have a block open, and reads it to the end.
+func Remove(ctx context.Context, dir string, sel Selection) (Removed, error) {
+	return remove(ctx, dirfs.OS(), dir, sel)
+}
+
+func remove(ctx context.Context, fsys dirfs.FS, path string, sel Selection) (r Removed, err error) {
+	d, err := openExisting(fsys, path)
+	if err != nil {
+		return r, fmt.Errorf("remove blocks of %w", err)
+	}
+	defer func() { err = errors.Join(err, d.Close()) }()
+	err = blockdir.WithLock(ctx, clockwork.NewRealClock(), d, func() error {
+		switch s, err := liveSession(d); {
+		case s != "":
+			return fmt.Errorf("%s has it open, and blocks may be in use: %w", blockdir.Holder(d, s+"/"+sessionLock), errdefs.ErrBusy)
+		case err != nil:
+			return err
+		}
+		return d.remove(ctx, &sel, &r)
+	})
+	if err != nil {
+		return r, fmt.Errorf("remove blocks of directory %s: %w", d.root, blockdir.WriteError(err))
+	}
+	return r, nil
+}
+
+// remove removes the selected blocks. The caller holds the directory's lock.
+func (d *existing) remove(ctx context.Context, sel *Selection, r *Removed) error {
+	matches := sel.Matcher(&d.marker)
+	var errs []error
+	for b := range buckets {
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		keys, _, err := listBucket(d, byte(b))
+		if err != nil {
+			errs = append(errs, err)
+		}
+		before := len(r.Keys)
+		for _, key := range keys {
+			info, err := d.Stat(blockName(key))
+			if err == nil && matches(&blockdir.Entry{Key: key, Modified: info.Modified, Group: d.formats.Group(key)}) {
+				if err = d.Remove(blockName(key)); err == nil {
+					r.Keys = append(r.Keys, key)
+					r.Bytes += info.Bytes
+				}
+			}
+			if err != nil && !blockdir.Gone(err) {
+				errs = append(errs, fmt.Errorf("block %s: %w", key, err))
+			}
+		}
+		if len(r.Keys) > before {
+			if _, err := blockdir.SyncFolder(d, bucketName(byte(b))); err != nil {
+				return err
+			}
+		}
+	}
+	r.Left = joinFew(errs)
+	return nil
+}
+
+// Remove removes blocks durably under every policy: when it returns, they are not found again, also
+// after a power failure. It skips missing blocks. Retained blocks, and those that are being written
+// or removed, stay: Removed.Left has an error that wraps ErrBusy. After any other error some of the
+// blocks may be removed.
+func (t *Tier) Remove(ctx context.Context, keys []block.Key) (r Removed, err error) {
+	if t.cfg.ReadOnly {
+		return r, fmt.Errorf("remove blocks: %w", errReadOnly)
+	}
+	if err := t.beginOp(ctx); err != nil {
+		return r, err
+	}
+	defer t.endOp()
+	type folder struct {
+		d      *dir
+		bucket byte
+	}
+	changed := make(map[folder]bool)
+	var errs []error
+	busy := 0
+	for _, key := range keys {
+		if ctx.Err() != nil {
+			err = context.Cause(ctx)
+			break
+		}
+		d := dirOf(t.dirs, key)
+		switch derr := t.removeIdle(d, key); {
+		case derr == nil:
+			changed[folder{d, key[0]}] = true
+			r.Keys = append(r.Keys, key)
+			r.Bytes += t.formats.ImageBytes(key)
+		case errors.Is(derr, errdefs.ErrBusy):
+			busy++
+		case !blockdir.Gone(derr):
+			errs = append(errs, fmt.Errorf("block %s: %w", key, blockdir.WriteError(derr)))
+		}
+	}
+	for f := range changed {
+		if _, serr := blockdir.SyncFolder(f.d, bucketName(f.bucket)); serr != nil {
+			err = errors.Join(err, blockdir.WriteError(serr))
+		}
+	}
+	if busy > 0 {
+		errs = append(errs, fmt.Errorf("%d blocks are in use: %w", busy, errdefs.ErrBusy))
+	}
+	if r.Left = joinFew(errs); err != nil {
+		return r, t.fail(fmt.Errorf("remove blocks: %w", err))
+	}
+	return r, nil
+}
+
+// removeIdle removes a block. It returns ErrBusy if the block is in use.
+func (t *Tier) removeIdle(d *dir, key block.Key) error {
+	if !t.locks.TryLockRemoving(key) {
+		return errdefs.ErrBusy
+	}
+	defer t.locks.Unlock(key)
+	return t.removeName(d, key, func() error { return d.Remove(blockName(key)) })
+}

@@ -41,7 +41,7 @@ var fileMutants = []mutant{
 	defect("tier/log", "TestRemoveRefusesRetainedBlocks",
 		"tier/log/remove.go", "!t.locks.TryLockRemoving(key)", "t.locks.TryLock(key, usage.Removing) != nil"),
 	defect("tier/file", "TestRemovedBlockStaysRemoved",
-		"tier/file/remove.go", "blockdir.SyncFolder(f.d, bucketName(f.bucket))", "0, error(nil)"),
+		"tier/file/remove.go", "blockdir.SyncFolder(f.d, bucketName(f.bucket))", "f.bucket, error(nil)"),
 	defect("tier/file", "TestRemovedBlockStaysRemoved",
 		"tier/file/remove.go", "blockdir.SyncFolder(d, bucketName(byte(b)))", "0, error(nil)"),
 	defect("tier/file", "TestRemoveRefusesBlocksInUse",

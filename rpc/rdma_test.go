@@ -50,7 +50,7 @@ func testEcho(t *testing.T, f *fabric, c echoCase, maxBody int, lengths ...int) 
 	}
 	sr, cr := f.open(t, c.server, change), f.open(t, c.client, change)
 	_, addr := serve(t, rpc.ServerOptions{RDMA: sr, MaxBodyBytes: int64(maxBody)}, echoAttachments(t, nil))
-	client := newClient(t, addr, rpc.ClientOptions{RDMA: cr})
+	client := newClient(t, addr, rpc.ClientOptions{RDMA: cr, MaxBodyBytes: 2 * int64(maxBody)}) // the server refuses, not the client
 	longest := maxBody - otherBytes(t, client, maxBody)
 	for _, n := range append(lengths, longest) {
 		want := random(uint64(n), n)

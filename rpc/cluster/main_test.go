@@ -7,6 +7,7 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -74,7 +75,12 @@ func nodes(t *testing.T, count int) []*node {
 
 func (n *node) start() {
 	n.t.Helper()
-	l, err := net.Listen("tcp", n.address)
+	var l net.Listener
+	var err error
+	waitFor(n.t, func() bool { // a connection of another process may have the port of an earlier start
+		l, err = net.Listen("tcp", n.address)
+		return !errors.Is(err, syscall.EADDRINUSE)
+	})
 	must(n.t, err)
 	n.address = l.Addr().String()
 	n.serve(l)

@@ -50,6 +50,8 @@ func (f *failure) connectionStep() string {
 		return "the server refuses the client's certificate: give --tls-cert and --tls-key, with a certificate of an authority in its --tls-client-ca."
 	case isErr(syscall.ECONNREFUSED)(f) || isOp && op.Net == "unix" && isErr(fs.ErrNotExist)(f):
 		return "no process listens there: start kvlane rpc serve --listen HOST:PORT, or give the address of another server."
+	case isErr(errdefs.ErrNoSpace)(f):
+		return "the response exceeds a limit of the client: request less data."
 	case isErr(errdefs.ErrMismatch)(f):
 		return "the server uses another protocol: give the address of a server of baidu_std."
 	case isErr(io.EOF, io.ErrUnexpectedEOF, syscall.ECONNRESET, syscall.EPIPE)(f) && changed("tls-ca")(f):

@@ -8,7 +8,10 @@ import (
 	"strings"
 	"testing"
 
+	"google.golang.org/protobuf/proto"
+
 	"github.com/kvlane/kvlane/rpc"
+	"github.com/kvlane/kvlane/rpc/chain"
 	"github.com/kvlane/kvlane/rpc/echo"
 )
 
@@ -29,6 +32,14 @@ func rpcServer(t *testing.T, o rpc.ServerOptions, list ...*rpc.Service) string {
 	return l.Addr().String()
 }
 
+// generous is an echo service whose responses exceed the limits of clients.
+type generous struct{}
+
+func (generous) Echo(ctx context.Context, _ *echo.EchoRequest) (*echo.EchoResponse, error) {
+	rpc.FromContext(ctx).Reply.Attachment = chain.OfBytes(make([]byte, rpc.DefaultMaxBodyBytes))
+	return &echo.EchoResponse{Message: proto.String("x")}, nil
+}
+
 // failing is an echo service whose calls fail with a code.
 type failing rpc.Code
 
@@ -46,12 +57,13 @@ func TestRPCNextSteps(t *testing.T) {
 	defer l.Close()
 	_, plain := echoServer(t)
 	for line, want := range map[string]string{
-		rpcServer(t, rpc.ServerOptions{}):     "does not offer example.EchoService",
-		fails(rpc.BadRequest):                 "send fewer bytes",
-		fails(rpc.LimitReached):               "try again later",
-		fails(rpc.LogOff):                     "start it again",
-		l.Addr().String() + " --timeout 50ms": "a longer --timeout",
-		plain + " --tls-ca server.pem":        "omit --tls-ca",
+		rpcServer(t, rpc.ServerOptions{}):                                  "does not offer example.EchoService",
+		rpcServer(t, rpc.ServerOptions{}, echo.NewEchoService(generous{})): "request less data",
+		fails(rpc.BadRequest):                                              "send fewer bytes",
+		fails(rpc.LimitReached):                                            "try again later",
+		fails(rpc.LogOff):                                                  "start it again",
+		l.Addr().String() + " --timeout 50ms":                              "a longer --timeout",
+		plain + " --tls-ca server.pem":                                     "omit --tls-ca",
 		rpcServer(t, rpc.ServerOptions{MaxBodyBytes: 100}) + " --message " + strings.Repeat("x", 200): "exceeds its limits",
 	} {
 		args := append([]string{"rpc", "call", "--addr"}, words(line)...)

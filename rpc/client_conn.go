@@ -228,6 +228,9 @@ func (c *clientConn) run() {
 	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
 		err = &Error{EndOfFile, "the server closed the connection", err}
 	}
+	if errors.Is(err, errdefs.ErrNoSpace) {
+		err = fmt.Errorf("a response exceeds ClientOptions.MaxBodyBytes or MaxMetaBytes: %w", err)
+	}
 	c.close(err)
 	c.c.forget(c) // so that calls connect again, while the NIC may access memory of this connection
 	if t := c.out.transport; t != nil {

@@ -81,6 +81,19 @@ func TestRequestsOverTheLimits(t *testing.T) {
 	}
 }
 
+// The error of a response over a limit names the limit.
+func TestResponsesOverTheLimits(t *testing.T) {
+	_, addr := serve(t, rpc.ServerOptions{}, echo.NewEchoService(echoFunc(func(ctx context.Context, in *echo.EchoRequest) (*echo.EchoResponse, error) {
+		rpc.FromContext(ctx).Reply.Attachment = chain.OfBytes(make([]byte, 1<<20))
+		return &echo.EchoResponse{Message: in.Message}, nil
+	})))
+	c := newClient(t, addr, rpc.ClientOptions{MaxBodyBytes: 1 << 20})
+	_, err := echoCall(t.Context(), c, "x")
+	if rpc.CodeOf(err) != rpc.FailedSocket || !strings.Contains(err.Error(), "ClientOptions.MaxBodyBytes") {
+		t.Error(err)
+	}
+}
+
 // A stream continues after a message over the limit.
 func TestStreamMessagesOverTheLimit(t *testing.T) {
 	_, addr := serve(t, rpc.ServerOptions{MaxBodyBytes: 1 << 20}, echo.NewEchoService(echoFunc(echoMessages)))

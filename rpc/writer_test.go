@@ -86,7 +86,7 @@ func TestWriterWaitsForAPeerThatWasIdle(t *testing.T) {
 func TestWriterWritesFramesTogether(t *testing.T) {
 	near, far := net.Pipe()
 	defer func() { _ = far.Close() }() // the test is over
-	w := newWriter(near, 50*time.Millisecond, 1<<20)
+	w := newWriter(near, 500*time.Millisecond, 1<<20)
 	in := frame.NewReader(far, frame.Limits{Body: 1 << 20, Meta: 1 << 10, Stall: time.Minute})
 	for range 2 {
 		const goroutines, frames = 20, 10
@@ -120,6 +120,6 @@ func TestWriterWritesFramesTogether(t *testing.T) {
 			next[m.GetCorrelationId()]++
 		}
 		group.Wait()
-		time.Sleep(100 * time.Millisecond) // longer than a write may stall
+		time.Sleep(600 * time.Millisecond) // longer than a write may stall
 	}
 }

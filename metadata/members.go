@@ -50,6 +50,19 @@ type Versioned interface {
 	Refresh(ctx context.Context, epoch uint64) error
 }
 
+// Counted are members with counters of their reads.
+type Counted interface {
+	Members
+	ListStats() ListStats
+}
+
+// ListStats has counters since the list was opened.
+type ListStats struct {
+	Reads    int64
+	Failures int64 // reads without a valid list, and watches that failed
+	Changes  int64 // of the list
+}
+
 // StaticMembers is a list that never changes.
 type StaticMembers struct{ list []Member }
 

@@ -36,17 +36,10 @@ type PolledMembers struct {
 	list    []Member
 	changed chan struct{}
 	err     error
-	stats   PollStats
+	stats   ListStats
 }
 
-// PollStats has counters since the first read.
-type PollStats struct {
-	Reads    int64
-	Failures int64 // of them, without a valid list
-	Changes  int64 // of the list
-}
-
-var _ Members = (*PolledMembers)(nil)
+var _ Counted = (*PolledMembers)(nil)
 
 // OpenFileMembers reads a list from a file that has a member HOST:PORT[=WEIGHT] in each line, empty
 // lines, and comments after #. It reads the file again after each interval; 0 is
@@ -206,8 +199,8 @@ func (m *PolledMembers) Err() error {
 	return m.err
 }
 
-// Stats returns the counters.
-func (m *PolledMembers) Stats() PollStats {
+// ListStats implements Counted.
+func (m *PolledMembers) ListStats() ListStats {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.stats

@@ -244,7 +244,7 @@ func TestDNSMembers(t *testing.T) {
 			t.Error(got)
 		}
 	}
-	if st := host.Stats(); st.Failures == 0 || st.Changes != 1 || st.Reads <= st.Failures {
+	if st := host.ListStats(); st.Failures == 0 || st.Changes != 1 || st.Reads <= st.Failures {
 		t.Errorf("counters %+v", st)
 	}
 	becomes(t, service, "b.kv.example:80=4", func() {

@@ -15,6 +15,8 @@ var remoteFamilies = []family[*remote.PeerStats]{
 	remoteCounter("kvlane_remote_dropped_total", "blocks", "Blocks that were not written to block servers because too many writes were in progress.", func(s *remote.PeerStats) int64 { return s.Dropped }),
 	remoteCounter("kvlane_remote_unanchored_total", "blocks", "Accesses of blocks without an anchor, which are placed by their own key.", func(s *remote.PeerStats) int64 { return s.Unanchored }),
 	remoteCounter("kvlane_remote_lost_leases_total", "leases", "Leases that ended at the block server before they were released: its connection ended, or it was not reached in time.", func(s *remote.PeerStats) int64 { return s.LostLeases }),
+	remoteCounter("kvlane_remote_list_changes_total", "changes", "Changes of the list of block servers, in DNS or etcd.", func(s *remote.PeerStats) int64 { return s.List.Changes }),
+	remoteCounter("kvlane_remote_list_failures_total", "reads", "Reads of this list that failed. The last list stays.", func(s *remote.PeerStats) int64 { return s.List.Failures }),
 	serverFigure("kvlane_remote_open", "1", Gauge, "1 while no requests are sent to the block server, except for probes, because it failed.", func(s *remote.ServerStats) int64 { return flag(s.State != "closed") }),
 	serverFigure("kvlane_remote_opened_total", "times", Counter, "Times that requests to the block server were stopped because it failed.", func(s *remote.ServerStats) int64 { return s.Opened }),
 	serverFigure("kvlane_remote_refused_total", "requests", Counter, "Requests that were not sent meanwhile.", func(s *remote.ServerStats) int64 { return s.Refused }),

@@ -6,6 +6,7 @@ import (
 
 	"github.com/kvlane/kvlane/blockio"
 	"github.com/kvlane/kvlane/internal/breaker"
+	"github.com/kvlane/kvlane/metadata"
 	"github.com/kvlane/kvlane/telemetry"
 	"github.com/kvlane/kvlane/tier"
 	"github.com/kvlane/kvlane/tier/object"
@@ -19,7 +20,7 @@ func (peers) Stats() tier.Stats { return tier.Stats{} }
 
 func (peers) PeerStats() remote.PeerStats {
 	return remote.PeerStats{
-		Unavailable: 21, Dropped: 22, Unanchored: 23, LostLeases: 27,
+		Unavailable: 21, Dropped: 22, Unanchored: 23, LostLeases: 27, List: metadata.ListStats{Changes: 28, Failures: 29},
 		Servers: []remote.ServerStats{{Address: "a:1", State: "closed", Failures: 24}, {Address: "b:1", State: "open", Opened: 25, Timeouts: 26, Client: blockio.ClientStats{Remote: 28, RemoteMissed: 29, RemoteRefused: 30}}},
 	}
 }

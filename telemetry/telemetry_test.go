@@ -200,6 +200,8 @@ func TestScrape(t *testing.T) {
 		"kvlane_remote_dropped_total 22",
 		"kvlane_remote_unanchored_total 23",
 		"kvlane_remote_lost_leases_total 27",
+		"kvlane_remote_list_changes_total 28",
+		"kvlane_remote_list_failures_total 29",
 		`kvlane_remote_open{server="a:1"} 0`,
 		`kvlane_remote_open{server="b:1"} 1`,
 		`kvlane_remote_failures_total{server="a:1"} 24`,

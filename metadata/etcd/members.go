@@ -36,14 +36,15 @@ type Members struct {
 	stats   Stats
 }
 
-var _ metadata.Versioned = (*Members)(nil)
+var (
+	_ metadata.Versioned = (*Members)(nil)
+	_ metadata.Counted   = (*Members)(nil)
+)
 
 // Stats has counters since Open.
 type Stats struct {
-	Reads       int64 // of the whole list
-	Failures    int64 // of reads and watches
+	metadata.ListStats
 	Compactions int64 // watches of revisions that etcd had deleted
-	Changes     int64 // of the list
 	Invalid     int64 // values that are no member
 }
 
@@ -106,6 +107,9 @@ func (m *Members) Stats() Stats {
 	defer m.mu.Unlock()
 	return m.stats
 }
+
+// ListStats implements metadata.Counted.
+func (m *Members) ListStats() metadata.ListStats { return m.Stats().ListStats }
 
 // Close stops following the list, which stays. Later calls do nothing.
 func (m *Members) Close() error {

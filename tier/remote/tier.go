@@ -13,6 +13,7 @@ import (
 	"github.com/kvlane/kvlane/blockio"
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/metadata"
 	"github.com/kvlane/kvlane/tier"
 	"github.com/kvlane/kvlane/tier/internal/blockdir"
 	"github.com/kvlane/kvlane/tier/internal/usage"
@@ -430,12 +431,18 @@ type PeerStats struct {
 	Unanchored  int64 // blocks that were placed by their own key
 	LostLeases  int64 // leases that ended at the server before Release
 	Filled      int64 // blocks that were stored at a server that missed them, and another one had
-	Servers     []ServerStats
+
+	// List has the counters of the list of servers. They are zero for a list that never changes.
+	List    metadata.ListStats
+	Servers []ServerStats
 }
 
 // PeerStats returns the figures of the servers. It does not ask them.
 func (t *Tier) PeerStats() PeerStats {
 	st := PeerStats{Unavailable: t.unavailable.Load(), Dropped: t.dropped.Load(), Unanchored: t.unanchored.Load(), LostLeases: t.lost.Load(), Filled: t.filled.Load()}
+	if m, ok := t.pool.members.(metadata.Counted); ok {
+		st.List = m.ListStats()
+	}
 	for _, s := range t.servers() {
 		st.Servers = append(st.Servers, s.stats())
 	}

@@ -56,6 +56,10 @@ var blockFamilies = []family[*BlockServer]{
 	tenantFigure("kvlane_blockd_disk_reads_total", "blocks", Counter, "Blocks read from disk.", func(u *blockhost.Usage) int64 { return u.DiskReads }),
 	tenantFigure("kvlane_blockd_disk_writes_total", "blocks", Counter, "Blocks written to disk.", func(u *blockhost.Usage) int64 { return u.DiskWrites }),
 	tenantFigure("kvlane_blockd_disk_errors_total", "operations", Counter, "Failed operations on disk.", func(u *blockhost.Usage) int64 { return u.DiskErrors }),
+	tenantFigure("kvlane_blockd_disk_blocks", "blocks", Gauge, "Blocks on disk, of identities in use since the start.", func(u *blockhost.Usage) int64 { return u.DiskBlocks }),
+	tenantFigure("kvlane_blockd_disk_bytes", "bytes", Gauge, "Bytes of these blocks.", func(u *blockhost.Usage) int64 { return u.DiskBytes }),
+	tenantFigure("kvlane_blockd_disk_evictions_total", "blocks", Counter, "Blocks removed from disk for others.", func(u *blockhost.Usage) int64 { return u.DiskEvictions }),
+	tenantFigure("kvlane_blockd_disk_full_total", "operations", Counter, "Writes to a full disk, which failed or replaced older blocks.", func(u *blockhost.Usage) int64 { return u.DiskFull }),
 }
 
 func blockFigure(name, unit string, kind Type, help string, read func(*BlockServer) int64) family[*BlockServer] {

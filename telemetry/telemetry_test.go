@@ -95,7 +95,7 @@ func full(t *testing.T) *telemetry.Metrics {
 	m.SetBlockServer(func() telemetry.BlockServer {
 		return telemetry.BlockServer{
 			Server: server.Stats{Connections: 3, Refused: 4, Denied: 5, FailedEntries: 6, Full: 17, TimedOut: 18, Waited: 19}, RDMA: &gateway.Stats{Attached: 13, Denied: 14, Requests: 15, Refused: 16}, CapacityBytes: 1 << 30, Identities: 7,
-			Tenants: map[string]blockhost.Usage{"a": {Blocks: 8, Hits: 9, DiskErrors: 10, Unwritten: 11}, "b": {Blocks: 12}},
+			Tenants: map[string]blockhost.Usage{"a": {Blocks: 8, Hits: 9, DiskErrors: 10, Unwritten: 11, DiskBlocks: 13, DiskBytes: 14, DiskEvictions: 15, DiskFull: 16}, "b": {Blocks: 12}},
 		}
 	})
 	return m
@@ -218,6 +218,8 @@ func TestScrape(t *testing.T) {
 		`kvlane_blockd_blocks{tenant="a"} 8`,
 		`kvlane_blockd_blocks{tenant="b"} 12`,
 		`kvlane_blockd_disk_errors_total{tenant="a"} 10`,
+		`kvlane_blockd_disk_blocks{tenant="a"} 13`, `kvlane_blockd_disk_bytes{tenant="a"} 14`,
+		`kvlane_blockd_disk_evictions_total{tenant="a"} 15`, `kvlane_blockd_disk_full_total{tenant="a"} 16`,
 		`kvlane_blockd_unwritten_bytes{tenant="a"} 11`,
 		`kvlane_transfer_carried_bytes_total{path="tcp"} 100`,
 		`kvlane_transfer_tasks_total{path="tcp",outcome="completed"} 9`,

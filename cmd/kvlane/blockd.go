@@ -104,6 +104,11 @@ func (f *blockdFlags) run(cmd *cobra.Command) (err error) {
 	if err != nil {
 		return asUsage(err)
 	}
+	unlock, err := f.lockRoot()
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, unlock()) }()
 	host, err := blockhost.New(blockhost.Options{CapacityBytes: f.cacheBytes, TenantBytes: f.tenantBytes, Quota: credentials.QuotaBytes, Disk: f.disk(ctx, accessOf(cmd))})
 	if err != nil {
 		return asUsage(err)
@@ -157,6 +162,18 @@ func warnTokens(err error) {
 	slog.Warn("the file of tokens cannot be read: earlier tokens stay valid", "error", err)
 }
 
+// logDisk logs evictions from a tenant's disk and failed writes.
+func logDisk(r blockhost.DiskReport) {
+	switch {
+	case r.Err != nil:
+		slog.Warn("blocks were not written to disk: they stay in memory until they are evicted", "tenant", r.Tenant, "blocks", r.Failed, "error", r.Err)
+	case r.Full != nil:
+		slog.Warn("the disk is full: new blocks replace old ones", "tenant", r.Tenant, "evicted", r.Evicted, "error", r.Full)
+	default:
+		slog.Info("blocks were evicted from disk: the bound is reached", "tenant", r.Tenant, "evicted", r.Evicted)
+	}
+}
+
 // closeWithin calls end with a context that is limited by closeTimeout.
 func closeWithin(ctx context.Context, end func(context.Context) error) error {
 	ctx, cancel := closing(ctx, closeTimeout, interruptGrace)
@@ -168,23 +185,36 @@ func closeWithin(ctx context.Context, end func(context.Context) error) error {
 // enough for the ranks of a model on eight GPUs.
 const logIdentities = 8
 
+// root returns the directory of blocks, or "".
+func (f *blockdFlags) root() string { return cmp.Or(f.fileDir, f.logDir) }
+
+// lockRoot locks the directory of blocks, if there is one, until unlock is called.
+func (f *blockdFlags) lockRoot() (unlock func() error, err error) {
+	root := f.root()
+	if root == "" {
+		return func() error { return nil }, nil
+	}
+	return blockhost.LockRoot(root, fmt.Sprintf("process %d with --listen %s", os.Getpid(), f.listen))
+}
+
 // disk returns the disk that the flags select, or nil.
 func (f *blockdFlags) disk(ctx context.Context, bucket bucketAccess) *blockhost.Disk {
 	if f.object != "" {
-		return &blockhost.Disk{Open: func(ctx context.Context, dir string, format block.Format) (tier.Tier, error) {
+		return &blockhost.Disk{Report: logDisk, Open: func(ctx context.Context, dir string, format block.Format) (tier.Tier, error) {
 			c := bucket.config(f.object + "/" + filepath.Dir(dir))
 			c.Formats, c.Timeout = block.Formats{format}, 0
 			return object.Open(ctx, c)
 		}}
 	}
 	fsys := dirfs.Of(ctx)
-	root := cmp.Or(f.fileDir, f.logDir)
+	root := f.root()
 	if root == "" {
 		return nil
 	}
-	d := &blockhost.Disk{Root: root, TenantBytes: f.diskBytes}
+	d := &blockhost.Disk{Root: root, TenantBytes: f.diskBytes, Report: logDisk}
+	open := new(file.OpenFolders)
 	d.Open = func(ctx context.Context, dir string, format block.Format) (tier.Tier, error) {
-		c := file.Config{Dirs: []string{dir}, SharedBound: true, Formats: block.Formats{format}, Fsync: file.FsyncFile, MaxBytes: f.diskBytes, FS: fsys}
+		c := file.Config{Dirs: []string{dir}, SharedBound: true, OpenFolders: open, Formats: block.Formats{format}, Fsync: file.FsyncFile, MaxBytes: f.diskBytes, FS: fsys}
 		return c.OpenTier(ctx)
 	}
 	if f.logDir != "" {

@@ -255,6 +255,10 @@ func TestBlockdReturnsBlocksAfterRestarts(t *testing.T) {
 		if err := c.retrieve(t.Context(), t, 11); !errors.Is(err, errdefs.ErrNotFound) {
 			t.Errorf("%s: a block that was never stored: %v", flag, err)
 		}
+		code, _, stderr := execute(t, append([]string{"blockd", "--listen", "127.0.0.1:0"}, args...)...)
+		if holder := fmt.Sprintf("(process %d with --listen %s)", s.Process.Pid, s.addr); code == exitOK || !strings.Contains(stderr, holder) {
+			t.Errorf("%s: a second server with the directory: exit code %d, want the holder %s: %s", flag, code, holder, stderr)
+		}
 		_, err := s.end(t, syscall.SIGTERM)
 		must(t, err)
 	}

@@ -23,8 +23,8 @@ const (
 	putTimeout = 30 * time.Second // for a block that waits for space on disk
 )
 
-// Disk has a directory for each tenant below Root, with a directory for each identity. Its tiers are
-// opened when their identity is declared. Complete blocks are written in the background. Memory has
+// Disk has a directory for each tenant below Root, with a directory for each identity. Its tiers
+// are opened when their identity is declared. Complete blocks are written in the background. Memory has
 // the blocks that were used last.
 type Disk struct {
 	// Root is the directory. Empty: Open needs none, and the directories are only names.
@@ -36,6 +36,9 @@ type Disk struct {
 	// Open opens the tier of an identity in a directory, which may exist. A Put of the tier returns
 	// when the block is durable. A Lookup finds durable blocks only.
 	Open func(ctx context.Context, dir string, f block.Format) (tier.Tier, error)
+	// Report receives the evictions and failures of a tenant's disk, at most once a minute. It must
+	// not block. May be nil.
+	Report func(DiskReport)
 }
 
 // pendingWrite is a write of a block to disk. err is set before done is closed.
@@ -86,6 +89,7 @@ func (h *Host) write() {
 		ctx, cancel := context.WithTimeout(h.writers.ctx, putTimeout)
 		err := e.space.disk.Put(ctx, e.key, e.extent())
 		cancel()
+		e.space.noteWrite(err, time.Now())
 		h.mu.Lock()
 		e.space.active--
 		e.written(err)
@@ -158,12 +162,16 @@ func (s *Space) WaitWritable(ctx context.Context) {
 	}
 }
 
-// Flush waits until the blocks that are complete are durable. It writes those again whose write has
-// failed. It returns ErrNotSupported without a disk, the errors of writes, and ErrCanceled if ctx
-// ends before.
+// Flush waits until the blocks in memory that are complete are durable. It looks for each on disk,
+// and writes those again that are not there, and those whose write has failed. It returns
+// ErrNotSupported without a disk, the errors of lookups and writes, and ErrCanceled if ctx ends
+// before. A block that is not in memory any more was durable before it was evicted from there.
 func (s *Space) Flush(ctx context.Context) error {
 	if s.disk == nil {
 		return fmt.Errorf("flush to memory: %w", errdefs.ErrNotSupported)
+	}
+	if err := s.findRemoved(ctx); err != nil {
+		return err
 	}
 	s.h.mu.Lock()
 	var pending []*pendingWrite
@@ -188,6 +196,31 @@ func (s *Space) Flush(ctx context.Context) error {
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// findRemoved looks on disk for the blocks that were written there, and resets kept of those that
+// were evicted or removed since.
+func (s *Space) findRemoved(ctx context.Context) error {
+	s.h.mu.Lock()
+	var keys []block.Key
+	for key, e := range s.blocks {
+		if e.kept {
+			keys = append(keys, key)
+		}
+	}
+	s.h.mu.Unlock()
+	states := make([]tier.State, len(keys))
+	if err := s.disk.Lookup(ctx, keys, states); err != nil {
+		return fmt.Errorf("look for %d blocks on disk: %w", len(keys), err)
+	}
+	s.h.mu.Lock()
+	defer s.h.mu.Unlock()
+	for i, key := range keys {
+		if e := s.blocks[key]; e != nil && states[i] != tier.Ready {
+			e.kept = false
+		}
+	}
+	return nil
 }
 
 // Flush makes the blocks of all identities durable that are complete. Without a disk it does
@@ -433,11 +466,7 @@ func (h *Host) closeDisk(ctx context.Context) error {
 	var disks []tier.Tier
 	h.mu.Lock()
 	for _, t := range h.tenants {
-		for _, s := range t.spaces {
-			if s.disk != nil {
-				disks = append(disks, s.disk)
-			}
-		}
+		disks = append(disks, t.disks()...)
 	}
 	h.mu.Unlock()
 	var errs []error

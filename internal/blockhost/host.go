@@ -11,10 +11,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"sync"
 
 	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/tier"
 )
 
 // Options are the options of a Host.
@@ -38,6 +41,10 @@ type Usage struct {
 	// DiskReads and DiskWrites are blocks. DiskErrors are failed operations.
 	DiskReads, DiskWrites, DiskErrors int64
 	Unwritten                         int64 // bytes that wait to be written to disk
+	// DiskBlocks and DiskBytes are those of identities in use since the start. DiskEvictions are
+	// blocks that were removed from disk for others. DiskFull are writes that failed because the
+	// disk is full, and those that replaced older blocks for that reason.
+	DiskBlocks, DiskBytes, DiskEvictions, DiskFull int64
 }
 
 // Host is a pool of blocks.
@@ -65,6 +72,7 @@ type tenant struct {
 	cold   coldest
 	spaces map[block.Digest]*Space
 
+	events    diskEvents
 	unwritten int64                          // of the host's
 	retained  int64                          // bytes of leases on disk
 	opening   chan struct{}                  // has an element while an identity is opened
@@ -111,33 +119,42 @@ func (h *Host) maxSpaces() int {
 // Usage returns the figures of a tenant.
 func (h *Host) Usage(name string) Usage {
 	h.mu.Lock()
-	defer h.mu.Unlock()
-	if t := h.tenants[name]; t != nil {
-		return t.figures()
+	t := h.tenants[name]
+	if t == nil {
+		h.mu.Unlock()
+		return Usage{}
 	}
-	return Usage{}
+	u, disks := t.usage, t.disks()
+	u.Unwritten = t.unwritten
+	h.mu.Unlock()
+	u.addDisks(disks)
+	return u
 }
 
 // Usages returns the figures of all tenants.
 func (h *Host) Usages() map[string]Usage {
 	h.mu.Lock()
-	defer h.mu.Unlock()
-	all := make(map[string]Usage, len(h.tenants))
-	for name, t := range h.tenants {
-		all[name] = t.figures()
+	names := slices.Collect(maps.Keys(h.tenants))
+	h.mu.Unlock()
+	all := make(map[string]Usage, len(names))
+	for _, name := range names {
+		all[name] = h.Usage(name)
 	}
 	return all
 }
 
-// figures returns the figures. The caller holds mu.
-func (t *tenant) figures() Usage {
-	u := t.usage
-	u.Unwritten = t.unwritten
-	return u
+// disks returns the open tiers. The caller holds mu.
+func (t *tenant) disks() (all []tier.Tier) {
+	for _, s := range t.spaces {
+		if s.disk != nil {
+			all = append(all, s.disk)
+		}
+	}
+	return all
 }
 
-// Close writes all complete blocks to disk, closes the tiers, and frees all memory. It returns ErrBusy
-// while blocks are pinned or written, or if ctx ends before, and may be called again.
+// Close writes all complete blocks to disk, closes the tiers, and frees all memory. It returns
+// ErrBusy while blocks are pinned or written, or if ctx ends before, and may be called again.
 func (h *Host) Close(ctx context.Context) error {
 	h.mu.Lock()
 	h.closed = true

@@ -125,6 +125,9 @@ func (t *tenant) forgetSpace() bool {
 		e.drop()
 	}
 	if oldest.disk != nil {
+		var u Usage
+		u.addDisks([]tier.Tier{oldest.disk})
+		t.usage.DiskEvictions += u.DiskEvictions // the tier's own end with it
 		delete(t.spaces, oldest.format.Identity)
 		done := make(chan struct{})
 		t.closing[oldest.format.Identity] = done

@@ -58,6 +58,10 @@ type Config struct {
 	// Dirs, of all identities and processes: see the package's comment. Each of Dirs must
 	// then have a different parent.
 	SharedBound bool `config:"shared_bound"`
+	// OpenFolders has the sizes of the folders that share the bound and are open in this process, so
+	// that their records are not read. All of its tiers have one directory each. Nil: the records of
+	// all folders are read.
+	OpenFolders *OpenFolders
 	// Formats has one format for each page group.
 	Formats block.Formats
 	// Identities are the identities of the formats, in the same order. They are written to new

@@ -34,6 +34,7 @@ type neighbour struct {
 	renewed      time.Time       // last renewal by this process's clock, never in the future
 	answered     bool            // the record was renewed since bind set the share
 	checked      bool            // the numbers of record are a count
+	local        bool            // this process has the folder open
 	inUse        bool            // a process of this host has the folder open, or the folder cannot be removed
 	busySince    time.Time       // time since which another process holds the folder's lock, or zero
 	cold         []candidate     // blocks to remove, coldest first

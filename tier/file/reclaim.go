@@ -36,7 +36,7 @@ func (a *area) reclaim(ctx context.Context) error {
 		}
 	}
 	for _, n := range a.neighbours {
-		if n.live(now, a.cfg.host) {
+		if n.local || n.live(now, a.cfg.host) {
 			n.inUse = true
 			continue
 		}

@@ -89,6 +89,10 @@ func (a *area) readSiblings(d *dir, now time.Time, found map[string]*neighbour) 
 		if known != nil {
 			n = known
 		}
+		if a.cfg.OpenFolders.read(n) {
+			found[n.path()] = n
+			continue
+		}
 		err := n.read(a.cfg.FS, parent, now)
 		if errors.Is(err, errNoFolder) {
 			continue
@@ -106,7 +110,7 @@ func (a *area) readSiblings(d *dir, now time.Time, found map[string]*neighbour) 
 func (a *area) anyUnknown() bool {
 	now := a.clock.Now()
 	for _, n := range a.neighbours {
-		if !n.known || !n.record.Closed && !n.live(now, a.cfg.host) {
+		if !n.known || !n.local && !n.record.Closed && !n.live(now, a.cfg.host) {
 			return true
 		}
 	}

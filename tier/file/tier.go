@@ -67,6 +67,7 @@ func Open(ctx context.Context, c Config) (*Tier, error) {
 		return nil, fmt.Errorf("open file tier: %w", errors.Join(err, t.closeDirs()))
 	}
 	t.makeAreas()
+	c.OpenFolders.add(t)
 	t.ctx, t.cancel = context.WithCancel(context.Background())
 	for _, a := range t.areas {
 		go a.collector()
@@ -152,6 +153,7 @@ func (t *Tier) Close(ctx context.Context) error {
 		for _, a := range t.areas {
 			a.writeRecords(true)
 		}
+		t.cfg.OpenFolders.remove(t)
 		return t.closeDirs()
 	})
 	if err != nil {

@@ -53,6 +53,7 @@ var nextSteps = []step{
 	{isA[*net.AddrError], text("give HOST:PORT, an IPv6 address in brackets: [::1]:15995.")},
 	{isA[*net.DNSError], text("give HOST:PORT: an address, or a name that this host can resolve, and a numeric port.")},
 	{all(changed("log-dir"), isErr(errdefs.ErrBusy)), text("one process may open a log: stop the other one, or give another --log-dir; several processes may share a --file-dir.")},
+	{all(of("store rm"), isErr(errdefs.ErrBusy)), text("stop the process that has the directory open, then try again.")},
 	{all(of("store"), isErr(errdefs.ErrBusy)), text("one process may open a log: stop the other one, then try again.")},
 	{all(changed("device-index", "peer-index"), isErr(errdefs.ErrNotFound)), text("kvlane doctor lists the devices; indices start at 0.")},
 	{all(changed("nic"), isErr(errdefs.ErrNotFound)), text("kvlane doctor lists the NICs, and kvlane topo their distance to GPUs.")},

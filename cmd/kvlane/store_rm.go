@@ -9,7 +9,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/kvlane/kvlane/block"
-	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/present"
 	"github.com/kvlane/kvlane/tier/file"
 )
@@ -61,8 +60,8 @@ The exit code is 1 if a key is not in DIR, or if a block could not be removed.`,
 			})
 			for _, key := range sel.Keys {
 				if err == nil && missing[key] {
-					err = fmt.Errorf("remove block %s: no block with that key matches; kvlane store ls %s lists the blocks: %w",
-						key, shellWord(args[0]), errdefs.ErrNotFound)
+					err = fmt.Errorf("remove block %s: no block with that key matches; kvlane store ls %s lists the blocks",
+						key, shellWord(args[0]))
 				}
 			}
 			return err

@@ -49,7 +49,8 @@ func TestStoreRemove(t *testing.T) {
 				return stdout, stderr
 			}
 			key := tiertest.Key(1).String()
-			if _, stderr := rm(exitFailure, "--key", key); !strings.Contains(stderr, fmt.Sprintf("process %d (", os.Getpid())) {
+			if _, stderr := rm(exitFailure, "--key", key); !strings.Contains(stderr, fmt.Sprintf("process %d (", os.Getpid())) ||
+				!strings.Contains(stderr, "Next: stop the process that has the directory open") {
 				t.Errorf("rm in an open directory: %s", stderr)
 			}
 			if err := tr.Close(t.Context()); err != nil {
@@ -58,7 +59,7 @@ func TestStoreRemove(t *testing.T) {
 			if stdout, _ := rm(exitOK, "--key", key); !strings.Contains(stdout, "blocks removed  1\n") {
 				t.Errorf("rm --key: %s", stdout)
 			}
-			if _, stderr := rm(exitFailure, "--key", key); !strings.Contains(stderr, "no block with that key") {
+			if _, stderr := rm(exitFailure, "--key", key); !strings.Contains(stderr, "no block with that key") || strings.Contains(stderr, "Next:") {
 				t.Errorf("rm --key of a removed block: %s", stderr)
 			}
 			rm(exitUsage)

@@ -17,6 +17,7 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/testkit"
 	"github.com/kvlane/kvlane/rdma"
+	"github.com/kvlane/kvlane/wire"
 )
 
 func TestMain(m *testing.M) { testkit.Main(m) }
@@ -153,7 +154,14 @@ func TestFramesEqualTheirVectors(t *testing.T) {
 	}
 	page, err := os.ReadFile("../docs/block-protocol.md")
 	must(t, err)
-	for _, name := range []string{"retrieve", "retrieve-result", "cancel"} {
+	for name, data := range map[string]uint64{"retrieve": 0, "retrieve-result": 4096 + MaxEntryBytes, "cancel": 0} {
+		var sent bytes.Buffer
+		w := wire.NewFrameWriter(&sent)
+		must(t, w.AppendHead(all[name], data))
+		must(t, w.Flush())
+		if prefix := "\n    " + hex.EncodeToString(sent.Next(wire.FramePrefixBytes)) + "  " + name + "\n"; !strings.Contains(string(page), prefix) {
+			t.Errorf("docs/block-protocol.md has no line %s", prefix)
+		}
 		for line := range slices.Chunk(all[name], 32) {
 			if !strings.Contains(string(page), hex.EncodeToString(line)) {
 				t.Errorf("docs/block-protocol.md has no line %x of %s", line, name)

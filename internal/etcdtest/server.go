@@ -59,7 +59,7 @@ func (s *Server) Start(tb testing.TB) {
 	}
 	s.cmd = cmd
 	for end := time.Now().Add(testkit.Patience()); ; time.Sleep(10 * time.Millisecond) {
-		conn, err := net.DialTimeout("tcp", s.Addr, time.Second)
+		conn, err := (&net.Dialer{Timeout: time.Second}).DialContext(context.Background(), "tcp", s.Addr)
 		if err == nil {
 			_ = conn.Close()
 			return
@@ -77,14 +77,6 @@ func (s *Server) Kill() {
 		_ = s.cmd.Process.Kill()
 		_ = s.cmd.Wait() // it was killed
 		s.cmd = nil
-	}
-}
-
-// Signal sends a signal to the server.
-func (s *Server) Signal(tb testing.TB, signal os.Signal) {
-	tb.Helper()
-	if err := s.cmd.Process.Signal(signal); err != nil {
-		tb.Fatal(err)
 	}
 }
 

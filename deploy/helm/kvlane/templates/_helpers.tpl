@@ -9,12 +9,9 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- end }}
 
-{{- /* The block servers' addresses, as the setting store.remote takes them. */}}
+{{- /* The block servers' SRV records, as the setting store.remote takes them: a change of replicas needs no restart of vLLM. */}}
 {{- define "kvlane.servers" -}}
-{{- $blocks := include "kvlane.blocks" . -}}
-{{- range $i := until (int .Values.blockServers.replicas) -}}
-{{- if $i }},{{ end }}{{ $blocks }}-{{ $i }}.{{ $blocks }}.{{ $.Release.Namespace }}.svc:7440
-{{- end -}}
+dns+srv://_blocks._tcp.{{ include "kvlane.blocks" . }}.{{ .Release.Namespace }}.svc.{{ .Values.clusterDomain }}
 {{- end }}
 
 {{- /* The value of vLLM's --kv-transfer-config. */}}

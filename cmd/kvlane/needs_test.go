@@ -49,6 +49,7 @@ var alwaysEffective = map[string]string{
 	"store stat":        "json object-endpoint object-region object-ca",
 	"store verify":      "json repair object-endpoint object-region object-ca",
 	"store gc":          "json max-bytes max-age quarantine foreign remove object-endpoint object-region object-ca",
+	"store rm":          "json key identity max-age object-endpoint object-region object-ca",
 }
 
 // operands are the positional arguments of commands.

@@ -33,7 +33,7 @@ func TestOpenFoldersAreNotRead(t *testing.T) {
 	config := func(i int) file.Config {
 		return file.Config{
 			Dirs: []string{filepath.Join(parent, fmt.Sprint(i))}, SharedBound: true, OpenFolders: open,
-			Formats: block.Formats{f}, MaxBytes: 100 * f.Layout.ImageBytes(), FS: fsys,
+			Formats: block.Formats{f}, MaxBytes: 200 * f.Layout.ImageBytes(), FS: fsys,
 		}
 	}
 	for i := range folders {

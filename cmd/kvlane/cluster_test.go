@@ -52,6 +52,20 @@ func waitForStates(t *testing.T, members, want string) clusterReport {
 	}
 }
 
+// waitForText waits until a server's answer has a text.
+func waitForText(t *testing.T, url, text string) {
+	t.Helper()
+	for end := time.Now().Add(testkit.Patience()); ; time.Sleep(50 * time.Millisecond) {
+		answer := served(t, url)
+		if strings.Contains(answer, text) {
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatalf("%s has no %s:\n%s", url, text, answer)
+		}
+	}
+}
+
 // Servers register, are drained by an operator and by an interruption, and leave.
 func TestClusterStatusAndDrain(t *testing.T) {
 	for _, version := range etcdtest.Versions {
@@ -61,7 +75,8 @@ func TestClusterStatusAndDrain(t *testing.T) {
 			if code, _, stderr := execute(t, "cluster", "status", at); code != exitFailure || !strings.Contains(stderr, "start a server with --etcd") {
 				t.Errorf("a cluster without members: exit code %d, %s", code, stderr)
 			}
-			one, two := member(t, etcd.Addr, "--zone", "east"), member(t, etcd.Addr, "--weight", "3")
+			page := freeAddress(t)
+			one, two := member(t, etcd.Addr, "--zone", "east"), member(t, etcd.Addr, "--weight", "3", "--metrics-addr", page)
 			r := waitForStates(t, at, "up up")
 			for i := range r.Members {
 				m := &r.Members[i]
@@ -100,6 +115,7 @@ func TestClusterStatusAndDrain(t *testing.T) {
 			waitForStates(t, at, "up up")
 			must(t, one.Process.Signal(syscall.SIGTERM))
 			waitForStates(t, at, "draining up") // it serves on
+			waitForText(t, "http://"+page+"/status.json", `["`+one.addr+`","east","1","0.0%","draining",`)
 			must(t, one.Wait())
 			waitForStates(t, at, "up")
 			_, err := two.end(t, syscall.SIGTERM)

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net"
 	"os"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -17,6 +18,8 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/kvlane/kvlane/internal/auth"
+	"github.com/kvlane/kvlane/internal/present"
+	"github.com/kvlane/kvlane/internal/statuspage"
 	"github.com/kvlane/kvlane/metadata"
 	"github.com/kvlane/kvlane/metadata/etcd"
 )
@@ -149,6 +152,24 @@ func (v *clusterView) follow(ctx context.Context, o etcd.Options) {
 	})
 }
 
+// table returns the members for the status page.
+func (v *clusterView) table() statuspage.Table {
+	t := statuspage.Table{Title: "Members", Columns: []string{"member", "zone", "weight", "share of runs", "state", "joined"}}
+	m := v.members.Load()
+	if m == nil {
+		return t
+	}
+	list, _ := m.List()
+	for i := range list {
+		s, joined := newMemberStatus(list, i), ""
+		if s.Joined != nil {
+			joined = s.Joined.Format(time.DateTime)
+		}
+		t.Rows = append(t.Rows, []string{s.Name, s.Zone, strconv.Itoa(s.Weight), present.Percent(s.Share), s.State, joined})
+	}
+	return t
+}
+
 // epoch returns the epoch of the last change, or 0.
 func (v *clusterView) epoch() uint64 {
 	if m := v.members.Load(); m != nil {
@@ -188,6 +209,7 @@ func (f *memberFlags) join(ctx context.Context, o etcd.Options, at net.Addr, boo
 		slog.Warn("the server is not registered yet, and tries again", "error", err)
 	}
 	f.view.follow(ctx, o)
+	metricsOf(ctx).AddTable(f.view.table)
 	return func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), f.drain+interruptGrace)
 		defer cancel()

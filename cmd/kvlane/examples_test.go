@@ -53,6 +53,9 @@ var examples = map[string]example{
 	"bench file":                          {small: smallFile, want: "refuses O_DIRECT"},
 	"bench file --dir /mnt/nvme --device": {want: noGPU},
 	"bench blockio":                       {small: []string{"--duration", "2ms", "--rounds", "1"}},
+	"cluster status etcd":                 {want: "etcd 127.0.0.1:2379"},
+	"store rm /var/cache/kvlane --key":    {want: "no block with that key matches"},
+	"cluster drain":                       {want: "etcd 127.0.0.1:2379"},
 	"rpc bench":                           {small: []string{"--duration", "2ms", "--rounds", "1"}},
 }
 

@@ -38,8 +38,8 @@ The age of a block is that of "kvlane store ls": the time since it was written o
 
 The exit code is 1 if a key is not in DIR, or if a block could not be removed.`,
 		Example: `  kvlane store rm /var/cache/kvlane --max-age 720h
-  kvlane store rm /var/cache/kvlane --identity DIGEST
-  kvlane store rm /var/cache/kvlane --key KEY`,
+  kvlane store rm /var/cache/kvlane --identity 4b9f0c7d61f8a2e35c08d4976a1be2f30c5d8e7941a6b3f2807e1c9d5a4f6b38
+  kvlane store rm /var/cache/kvlane --key 0000529c5dfa3ff8af88db2191711ca50caa0a371be3b6a51584ab3a82d7dc32`,
 		Args: usageArgs(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			sel, err := selectionOf(keys, identity, age)

@@ -8,10 +8,11 @@ import json
 import logging
 import time
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
 from . import _config, _lib, errors
+from ._traces import Span, Tracer
 from .keys import Keys, hash_tokens, page_numbers
 from .task import Dump, Load, after_of, stream_of
 
@@ -90,6 +91,7 @@ class Store(_lib.Owned):
         self._caches: dict[int, _lib.Registered] = {}  # by handle; keeps the tensors
         self._regions: dict[int, _lib.Registered] = {}  # likewise
         self._stuck: list[_lib.Registered] = []  # registration failed, but the memory must stay
+        self._tracer: Tracer | None = None
         handle = c.c_uint64()
         self._lib.call("open", text.encode(), c.byref(handle))
         self._handle, self.closed = handle.value, False
@@ -138,9 +140,10 @@ class Store(_lib.Owned):
         """
         there = bytearray(len(keys))
         if keys:
-            self._lib.call(
-                "lookup", self._handle, keys.raw, len(keys), _lib.address(there, "answers")[0], _lib.milliseconds(timeout)
-            )
+            with self._spanned("lookup", keys):
+                self._lib.call(
+                    "lookup", self._handle, keys.raw, len(keys), _lib.address(there, "answers")[0], _lib.milliseconds(timeout)
+                )
         return bytes(there)
 
     def lease(self, keys: Keys, ttl: float = 0, timeout: float | None = None) -> Lease:
@@ -150,16 +153,17 @@ class Store(_lib.Owned):
         negative or infinite ttl.
         """
         handle, found = c.c_uint64(), c.c_size_t()
-        self._lib.call(
-            "lease_blocks",
-            self._handle,
-            keys.raw,
-            len(keys),
-            _lib.duration(ttl),
-            _lib.milliseconds(timeout),
-            c.byref(handle),
-            c.byref(found),
-        )
+        with self._spanned("lease", keys):
+            self._lib.call(
+                "lease_blocks",
+                self._handle,
+                keys.raw,
+                len(keys),
+                _lib.duration(ttl),
+                _lib.milliseconds(timeout),
+                c.byref(handle),
+                c.byref(found),
+            )
         return Lease(handle.value, found.value)
 
     def load(
@@ -207,7 +211,7 @@ class Store(_lib.Owned):
             after_of(after),
             c.byref(task),
         )
-        return Load(task.value, len(keys), cache)
+        return Load(task.value, len(keys), cache, self._begun("load", keys))
 
     def dump(
         self,
@@ -244,7 +248,7 @@ class Store(_lib.Owned):
             after_of(after),
             c.byref(task),
         )
-        return Dump(task.value, len(keys), cache)
+        return Dump(task.value, len(keys), cache, self._begun("dump", keys))
 
     @staticmethod
     def _before(key: bytes | Keys | None) -> bytes | None:
@@ -267,7 +271,7 @@ class Store(_lib.Owned):
         """Read blocks from files into memory, for later loads."""
         task = c.c_uint64()
         self._lib.call("prefetch", self._handle, keys.raw, len(keys), c.byref(task))
-        return Load(task.value, len(keys))
+        return Load(task.value, len(keys), span=self._begun("prefetch", keys))
 
     def set_anchors(self, keys: Keys, anchors: Keys) -> None:
         """Set the anchor of each key, by which the tier "remote" places its block.
@@ -301,6 +305,21 @@ class Store(_lib.Owned):
         """
         what = _lib.DONE if layer is None else _lib.number(layer, "layer", most=2**31 - 1)
         self._lib.call("stream_wait", self._handle, stream_of(stream), task._handle, what)
+
+    def trace(self, provider: Any = None) -> None:
+        """Make OpenTelemetry spans of lookups, leases, loads, dumps and prefetches from now on.
+
+        provider is a TracerProvider; None is the program's global one. The span of a task ends when
+        the program sees that the task has ended. Raises NotSupported without the package
+        opentelemetry-api.
+        """
+        self._tracer = Tracer(provider)
+
+    def _spanned(self, operation: str, keys: Keys) -> AbstractContextManager[None]:
+        return nullcontext() if self._tracer is None else self._tracer.span(operation, len(keys))
+
+    def _begun(self, operation: str, keys: Keys) -> Span | None:
+        return None if self._tracer is None else self._tracer.begin(operation, len(keys))
 
     def stats(self) -> dict[str, Any]:
         """Return the store's counters since it was opened."""

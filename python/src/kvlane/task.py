@@ -13,6 +13,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from . import _lib, errors
+from ._traces import Span
 from .errors import Status
 
 # Seconds. A wait younger than _YOUNG runs in the library. After that, the pause between two polls
@@ -47,14 +48,20 @@ class Task(_lib.Owned):
     The task continues if this object is deleted.
     """
 
-    def __init__(self, handle: int, n: int, keep: Any = None) -> None:
-        self._handle, self._n = handle, n
+    def __init__(self, handle: int, n: int, keep: Any = None, span: Span | None = None) -> None:
+        self._handle, self._n, self._span = handle, n, span
         self._keep = keep  # memory that the library reads or writes until the task has ended
 
     def __len__(self) -> int:
         return self._n
 
     def _status(self, what: int, timeout: float | None) -> int:
+        status = self._state(what, timeout)
+        if self._span is not None and what == _lib.DONE and status != Status.PENDING:
+            self._span.end("" if status == Status.OK else Status(status).name)
+        return status
+
+    def _state(self, what: int, timeout: float | None) -> int:
         endless = _lib.milliseconds(timeout) < 0  # also validates timeout
         call, deadline = _lib.library().status, None if endless or timeout is None else time.monotonic() + timeout
         if (status := call("wait", self._handle, what, 0)) != Status.PENDING:
@@ -119,6 +126,8 @@ class Task(_lib.Owned):
     def __del__(self) -> None:
         handle, self._handle = getattr(self, "_handle", 0), 0
         if handle:
+            if (span := getattr(self, "_span", None)) is not None:
+                span.end()  # nobody has seen the end
             _lib.library().status("free", handle)
 
 

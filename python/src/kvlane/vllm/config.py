@@ -17,7 +17,10 @@ from typing import Any
 from .. import _config, errors, identity
 
 # Keys of kv_connector_extra_config: kvlane's own, and those of vLLM's OffloadingConnector.
-_OURS = ("store", "stream", "rdma", "device", "weights", "tenant", "log_seconds", "layerwise_files", "metrics_addr", "config")
+_OURS = (
+    "store", "stream", "rdma", "device", "weights", "tenant", "log_seconds", "layerwise_files", "metrics_addr", "traces",
+    "config",
+)  # fmt: skip
 _VLLMS = ("offload_prompt_only", "self_describing_kv_events", "sync_load_budget_bytes")
 # The smallest upper bound of the head size that every geometry can express.
 _MAX_HEAD_SIZE = 1 << 20

@@ -6,7 +6,8 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -28,10 +29,12 @@ from ..manager import BELOW, REMOTE, THERE, Block
 from .jobs import GROUP_BYTES, Blocks
 
 if TYPE_CHECKING:
+    from .._traces import Span, Tracer
     from ..manager import Job, Manager
 
 logger = init_logger("vllm.kvlane")  # vLLM configures only the loggers below its own name
 
+_TRACED = 8192
 _RESULTS = (LookupResult.MISS, LookupResult.HIT_PENDING, LookupResult.HIT, LookupResult.HIT, LookupResult.HIT)
 
 
@@ -72,8 +75,18 @@ class Scheduler(OffloadingManager):
     """
 
     def __init__(
-        self, group_ids: tuple[int, ...], events: bool, log_seconds: float, block_tokens: int = 0, in_steps: bool = False
+        self,
+        group_ids: tuple[int, ...],
+        events: bool,
+        log_seconds: float,
+        block_tokens: int = 0,
+        in_steps: bool = False,
+        *,
+        tracer: Tracer | None = None,
     ) -> None:
+        self._tracer = tracer
+        self._headers: dict[str, Mapping[str, str]] = {}  # trace context by request
+        self._spans: dict[str | int, Span] = {}  # by the request of a load, or the id of a store's job
         self._in_steps = in_steps
         self._manager: Manager | None = None
         self._block_tokens = block_tokens
@@ -123,7 +136,8 @@ class Scheduler(OffloadingManager):
                 keys.append(key)
             blocks = [_block(self._name(k)) for k in keys]
             try:
-                found = self._admitted(blocks, self.manager.lookup(blocks), keys.index(key))
+                with self._spanned("lookup", len(keys), req_context):
+                    found = self._admitted(blocks, self.manager.lookup(blocks), keys.index(key))
             except errors.Error as e:
                 logger.warning("Request %s: %d blocks are taken for misses: %s", req_context.req_id, len(keys), e)
                 found = bytes(len(keys))
@@ -187,6 +201,7 @@ class Scheduler(OffloadingManager):
         except errors.Error as e:
             logger.warning("Request %s: %d blocks are loaded unpinned: %s", req_context.req_id, len(names), e)
         self._loads[req_context.req_id] = job
+        self._begin(req_context.req_id, "load", len(names), req_context)
         self._changed()
         evicted = _named(job.evicted) if job else []
         self._removed(evicted)
@@ -196,6 +211,7 @@ class Scheduler(OffloadingManager):
     def complete_load(self, keys: Collection[OffloadKey], req_context: ReqContext) -> None:
         """End a request's load, which every worker has finished."""
         job, times = self._loads.pop(req_context.req_id, None), self._times.pop(req_context.req_id, None)
+        self._end_span(req_context.req_id, failed=any(self._name(k) in self._failed for k in keys) if self._failed else False)
         if job is not None and times is not None and times.seconds:
             wait = times.waited
             if not wait and (times.files or not self._in_steps):
@@ -229,6 +245,7 @@ class Scheduler(OffloadingManager):
             return PrepareStoreOutput([], Blocks([], []), [])
         for k in taken:
             self._stores[k] = job
+        self._begin(id(job), "dump", len(taken), req_context)
         before = self._before(_in_order(taken, req_context), req_context)
         anchors = None
         if job.anchors:
@@ -256,6 +273,7 @@ class Scheduler(OffloadingManager):
             self._reported |= stored
             self._events.append(OffloadingEvent(list(stored.values()), Medium.CPU, removed=False))
         for job in jobs.values():
+            self._end_span(id(job), failed=len(stored) < len(keys))
             self._end(job, keys, success)
 
     def _end(self, job: Job | None, keys: Collection[OffloadKey], success: bool = True) -> None:
@@ -274,6 +292,27 @@ class Scheduler(OffloadingManager):
         if (now := time.monotonic()) - self._logged >= self._log_seconds:
             self._logged = now
             logger.info("kvlane: %s", json.dumps(self.stats()))
+
+    def traced(self, request: str, headers: Mapping[str, str]) -> None:
+        """Record the trace context of a request, for its spans. The newest 8,192 are kept."""
+        if self._tracer is None or request in self._headers:
+            return
+        self._headers[request] = headers
+        if len(self._headers) > _TRACED:
+            del self._headers[next(iter(self._headers))]
+
+    def _spanned(self, operation: str, blocks: int, context: ReqContext) -> AbstractContextManager[None]:
+        if self._tracer is None:
+            return nullcontext()
+        return self._tracer.span(operation, blocks, self._headers.get(context.req_id))
+
+    def _begin(self, key: str | int, operation: str, blocks: int, context: ReqContext) -> None:
+        if self._tracer is not None:
+            self._spans[key] = self._tracer.begin(operation, blocks, self._headers.get(context.req_id))
+
+    def _end_span(self, key: str | int, *, failed: bool) -> None:
+        if (span := self._spans.pop(key, None)) is not None:
+            span.end("some blocks failed" if failed else "")
 
     def failed(self, names: Iterable[bytes]) -> None:
         """Record blocks of an unfinished job that a worker could not store or load."""
@@ -317,6 +356,8 @@ class Scheduler(OffloadingManager):
         for job in [*self._loads.values(), *{id(j): j for j in self._stores.values()}.values()]:
             if job is not None:
                 job.end(range(len(job.blocks)))
+        for key in list(self._spans):
+            self._end_span(key, failed=True)
         self._loads.clear()
         self._times.clear()
         self._stores.clear()

@@ -13,6 +13,7 @@ from vllm.v1.kv_offload.config import OffloadingConfig
 
 from .. import errors
 from .._metrics import address, opened
+from .._traces import Tracer
 from ..manager import Manager
 from . import config as configs
 from .scheduler import Scheduler
@@ -60,7 +61,10 @@ class Spec(OffloadingSpec):
         log_seconds = float(self.extra_config.get("log_seconds", 60))
         tokens = self.groups[0].block_tokens if len(self.groups) == 1 else 0
         in_steps = self.layerwise or bool(self.extra_config.get("sync_load_budget_bytes"))
-        return Scheduler(self.group_ids, self.kv_events_config.enable_kv_cache_events, log_seconds, tokens, in_steps)
+        tracer = Tracer() if self.extra_config.get("traces") else None
+        return Scheduler(
+            self.group_ids, self.kv_events_config.enable_kv_cache_events, log_seconds, tokens, in_steps, tracer=tracer
+        )
 
     def open_manager(self, kernels: dict[str, Any], *, direct: bool) -> Manager:
         """Open the index of the blocks of workers with such kernels."""

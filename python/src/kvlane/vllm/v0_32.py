@@ -141,6 +141,9 @@ class Connector(OffloadingConnector):
 
         The second value is True if they are loaded before the request's first step.
         """
+        if request.trace_headers:
+            assert isinstance(self.scheduler.manager, Scheduler)
+            self.scheduler.manager.traced(request.request_id, request.trace_headers)
         if self._in_steps and self._shares(request, num_computed_tokens):
             return None, False
         found, whole = super().get_num_new_matched_tokens(request, num_computed_tokens)

@@ -70,10 +70,10 @@ func (c *callContext) Err() error { return c.context().Err() }
 
 // Value returns the call, or the value of the connection's context.
 func (c *callContext) Value(key any) any {
-	switch {
-	case key == (callKey{}):
+	switch key {
+	case callKey{}:
 		return c.call
-	case key == (connKey{}):
+	case connKey{}:
 		return c.conn.Value(key)
 	}
 	return c.context().Value(key) // package context finds the own context by a value

@@ -181,10 +181,10 @@ func TestVerbsPeerProcess(t *testing.T) {
 	f := verbsFabric(t)
 	r := f.open(t, true, nil)
 	if role != "serve" {
-		fmt.Println("calling")
+		_, _ = fmt.Fprintln(os.Stdout, "calling")
 		t.Fatal(echoUntilError(t.Context(), newClient(t, role, rpc.ClientOptions{RDMA: r}), func() {}))
 	}
 	_, addr := serve(t, rpc.ServerOptions{RDMA: r}, echoAttachments(t, nil))
-	fmt.Println(addr)
+	_, _ = fmt.Fprintln(os.Stdout, addr)
 	select {}
 }

@@ -34,7 +34,7 @@ func TestHelloTakesLittleMemory(t *testing.T) {
 		t.Cleanup(func() { _ = nc.Close() })
 		_, _ = nc.Write(hello) // the server may have closed the connection
 	}
-	until(t, "long hellos are not refused", func() bool { return r.Server.Stats().Refused == conns })
+	until(t, "long hellos are not refused", func() bool { return r.Stats().Refused == conns })
 	runtime.ReadMemStats(&after)
 	if n := int64(after.TotalAlloc - before.TotalAlloc); n > sent+conns*(sent/4) {
 		t.Errorf("%d hellos of %d bytes took %d bytes of memory", conns, sent, n)
@@ -76,8 +76,8 @@ func TestTenantsShareConnections(t *testing.T) {
 		t.Errorf("a tenant has %d of 8 connections, and then %v", len(ofA), err)
 	}
 	must(t, stat(client(tokenB)))
-	until(t, "the refused connection did not end", func() bool { return r.Server.Stats().Connections == 7 })
-	if s := r.Server.Stats(); s.Full != 1 || s.Refused != 1 {
+	until(t, "the refused connection did not end", func() bool { return r.Stats().Connections == 7 })
+	if s := r.Stats(); s.Full != 1 || s.Refused != 1 {
 		t.Errorf("statistics %+v", s)
 	}
 	must(t, ofA[0].Close(t.Context()))
@@ -120,8 +120,8 @@ func TestRequestsWaitForMemory(t *testing.T) {
 	if got := short.result(t); got.Status != blockio.StatusOK {
 		t.Errorf("a short request has the result %v", got.Status)
 	}
-	until(t, "a request does not wait", func() bool { return r.Server.Stats().Waited == 2 })
-	if s := r.Server.Stats(); s.TimedOut != 1 || s.FailedEntries != 2048 {
+	until(t, "a request does not wait", func() bool { return r.Stats().Waited == 2 })
+	if s := r.Stats(); s.TimedOut != 1 || s.FailedEntries != 2048 {
 		t.Errorf("statistics %+v", s)
 	}
 	r.memory.release("other", requestMemory)

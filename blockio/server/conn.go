@@ -100,6 +100,7 @@ func (s *Server) hello(nc, raw net.Conn, slot *wire.Slot) (*conn, error) {
 		s.denied.Add(1)
 	case blockio.StatusNotSupported: // by the disk; clients take it for the need of TLS
 		r.Status = blockio.StatusFailed
+	default:
 	}
 	if err == nil {
 		c.limits = s.o.Limits.Min(h.Limits)

@@ -130,6 +130,7 @@ func (c *conn) store(a *answer) (full *blockhost.Space, err error) {
 			full = c.spaces[e.Identity]
 		case blockio.StatusTimeout:
 			a.late = true
+		default:
 		}
 		result := blockio.EntryResult{Status: status}
 		if c.s.failed(status) {

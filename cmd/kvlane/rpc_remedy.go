@@ -18,18 +18,18 @@ func (f *failure) rpcStep() string {
 	if !of("rpc")(f) || !errors.As(f.err, &e) {
 		return ""
 	}
-	switch code := e.Code; {
-	case code == rpc.Unauthorized:
+	switch e.Code {
+	case rpc.Unauthorized:
 		return "the server refuses the token: give --token FILE with one of the tokens in its --tokens file."
-	case code == rpc.NoService || code == rpc.NoMethod:
+	case rpc.NoService, rpc.NoMethod:
 		return "the server does not offer example.EchoService: start kvlane rpc serve, or give the address of another server."
-	case code == rpc.BadRequest:
+	case rpc.BadRequest:
 		return "the server cannot read the request: if it exceeds a limit of the server, send fewer bytes."
-	case code == rpc.TimedOut:
+	case rpc.TimedOut:
 		return "the server has not answered in time: check that its address can be reached and that it is not overloaded, or give a longer --timeout."
-	case code == rpc.Overcrowded || code == rpc.LimitReached:
+	case rpc.Overcrowded, rpc.LimitReached:
 		return "the server is overloaded: try again later, or with fewer calls at a time."
-	case code == rpc.LogOff:
+	case rpc.LogOff:
 		return "the server shuts down: start it again, or give the address of another server."
 	}
 	return f.connectionStep()

@@ -20,7 +20,6 @@ type node struct {
 	at       int // in the directory
 	factor   int // of the time of its requests
 	busy     time.Duration
-	waiting  int // requests in progress
 	requests int64
 	counter  *hotrun.Counter
 }
@@ -60,11 +59,10 @@ func newPool(c Config) *pool {
 }
 
 // join adds a server to the directory.
-func (p *pool) join(joined time.Time) int {
+func (p *pool) join(joined time.Time) {
 	i := len(p.nodes)
 	p.nodes = append(p.nodes, &node{up: true, factor: 1, counter: hotrun.New(p.c.HotRate)})
 	p.list(i, joined)
-	return i
 }
 
 func (p *pool) list(i int, joined time.Time) {

@@ -64,7 +64,7 @@ func (e events) Less(i, j int) bool {
 	return e[i].end < e[j].end || e[i].end == e[j].end && e[i].number < e[j].number
 }
 func (e events) Swap(i, j int) { e[i], e[j] = e[j], e[i] }
-func (e *events) Push(x any)   { *e = append(*e, x.(*request)) }
+func (e *events) Push(x any)   { *e = append(*e, x.(*request)) } //nolint:errcheck // only requests are pushed
 func (e *events) Pop() any {
 	last := len(*e) - 1
 	x := (*e)[last]
@@ -139,7 +139,7 @@ func (s *sim) run(end time.Duration) {
 			if s.events[0].end > end {
 				break
 			}
-			r := heap.Pop(&s.events).(*request)
+			r := heap.Pop(&s.events).(*request) //nolint:errcheck // only requests are pushed
 			s.clock.now = r.end
 			s.complete(r)
 			continue

@@ -39,9 +39,9 @@ func TestSamples(t *testing.T) {
 	j.Took("load", 3, time.Second, nil)
 	p := New(Source{
 		Metrics: func(w io.Writer) error {
-			fmt.Fprintf(w, "# HELP x\nkvlane_store_hits_total{tier=\"cache\"} %d\n", hits)
+			_, _ = fmt.Fprintf(w, "# HELP x\nkvlane_store_hits_total{tier=\"cache\"} %d\n", hits)
 			if hits > 1 {
-				fmt.Fprintln(w, `kvlane_store_hits_total{tier="a b"} 7`)
+				_, _ = fmt.Fprintln(w, `kvlane_store_hits_total{tier="a b"} 7`)
 			}
 			_, err := fmt.Fprintln(w, "kvlane_build_info{version=\"v1\"} 1\nx_bucket{le=\"1\"} 2")
 			return err

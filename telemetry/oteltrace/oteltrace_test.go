@@ -66,7 +66,7 @@ func TestSpans(t *testing.T) {
 	for _, s := range spans.Ended() {
 		line := s.Name() + " below " + parents[s.Parent().SpanID().String()]
 		for _, a := range s.Attributes() {
-			line += " " + string(a.Key) + "=" + a.Value.Emit()
+			line += " " + string(a.Key) + "=" + a.Value.String()
 		}
 		names[line+" "+s.Status().Code.String()]++
 	}

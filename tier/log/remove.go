@@ -125,17 +125,19 @@ func (t *Tier) removeBatch(a *appender, keys []block.Key, r *Removed) (busy int)
 	var recs []*pending
 	var sizes []int64
 	for _, key := range keys {
-		if e, ok := t.table.get(key); !ok {
+		if _, ok := t.table.get(key); !ok {
 			continue
-		} else if !t.locks.TryLockRemoving(key) {
+		}
+		if !t.locks.TryLockRemoving(key) {
 			busy++
 			continue
-		} else if e, ok = t.table.get(key); !ok { // removed in the meantime
+		}
+		e, ok := t.table.get(key)
+		if !ok { // removed in the meantime
 			t.locks.Unlock(key)
 			continue
-		} else {
-			sizes = append(sizes, t.formats[e.group].Layout.ImageBytes())
 		}
+		sizes = append(sizes, t.formats[e.group].Layout.ImageBytes())
 		recs = append(recs, t.deletion(key, 0))
 	}
 	if len(recs) > 0 {

@@ -42,10 +42,10 @@ func run(c scalesim.Config, charts string) error {
 	if err != nil {
 		return err
 	}
-	fmt.Printf("\nWithout caches: requests of the busiest server by the mean %.3f. Without replicas it would have at least %.1f.\n",
+	_, err = fmt.Fprintf(os.Stdout, "\nWithout caches: requests of the busiest server by the mean %.3f. Without replicas it would have at least %.1f.\n",
 		without.RequestsRatio, without.Hottest*float64(c.Servers))
-	if charts == "" {
-		return nil
+	if err != nil || charts == "" {
+		return err
 	}
 	for name, write := range map[string]func(io.Writer) error{"scale-balance.svg": r.WriteBalance, "scale-hits.svg": r.WriteHits} {
 		f, err := os.Create(filepath.Join(charts, name))

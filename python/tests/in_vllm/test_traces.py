@@ -26,7 +26,11 @@ def spans() -> Any:
 
 def lines(exporter: Any) -> list[str]:
     """Returns the name, the blocks and the status of each ended span."""
-    return [f"{s.name} {s.attributes['kvlane.blocks']} {s.status.status_code.name}" for s in exporter.get_finished_spans() if s.name != "request"]
+    return [
+        f"{s.name} {s.attributes['kvlane.blocks']} {s.status.status_code.name}"
+        for s in exporter.get_finished_spans()
+        if s.name != "request"
+    ]
 
 
 def test_spans_of_a_store(spans: Any) -> None:

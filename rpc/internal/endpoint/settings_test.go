@@ -93,6 +93,7 @@ func TestSettingsOfQueuePairs(t *testing.T) {
 			if a.SQPSN != 0 || a.Timeout != 14 || a.RetryCount != 7 || a.RNRRetry != 0 || a.MaxRDAtomic != 0 {
 				t.Errorf("RTS: %+v", a)
 			}
+		default:
 		}
 	}
 	if states[rdma.QPSInit] != 2 || states[rdma.QPSRTR] != 2 || states[rdma.QPSRTS] != 2 {

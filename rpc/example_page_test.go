@@ -33,7 +33,7 @@ func start(h echo.EchoServiceHandler) (c *rpc.Client, stop func()) {
 	return c, func() {
 		// the client is connected, so Serve has begun
 		_, _ = c.Close(), s.Close() // the example is over
-		_ = <-served
+		<-served                    //nolint:errcheck // the example is over
 	}
 }
 

@@ -31,8 +31,9 @@ func (f *failure) rpcStep() string {
 		return "the server is overloaded: try again later, or with fewer calls at a time."
 	case rpc.LogOff:
 		return "the server shuts down: start it again, or give the address of another server."
+	default:
+		return f.connectionStep()
 	}
-	return f.connectionStep()
 }
 
 // connectionStep returns advice for the error of a connection, or "".

@@ -169,7 +169,9 @@ func TestDefectHelloHasBlocksOfTheConnection(t *testing.T) {
 	for _, v := range []hello.Version{hello.V2, hello.V3} {
 		a, _ := pair(t, soft.Options{}, 8)
 		nc, ns := tcp(t)
+		dialed := make(chan struct{})
 		go func() {
+			defer close(dialed)
 			_, _, _ = endpoint.Dial(context.Background(), nc, v, &a.options) // it fails when ns is closed
 		}()
 		h, err := hello.Read(ns)
@@ -177,5 +179,6 @@ func TestDefectHelloHasBlocksOfTheConnection(t *testing.T) {
 			t.Errorf("version %d: %+v, %v", v, h, err)
 		}
 		check(t, ns.Close())
+		<-dialed // its blocks are returned
 	}
 }

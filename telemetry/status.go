@@ -14,13 +14,6 @@ func (m *Metrics) AddJournal(j *journal.Journal) {
 	m.journals = append(m.journals, j)
 }
 
-// RemoveJournal removes a journal that AddJournal has added.
-func (m *Metrics) RemoveJournal(j *journal.Journal) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.journals = slices.DeleteFunc(m.journals, func(have *journal.Journal) bool { return have == j })
-}
-
 // SetConfig sets the configuration on the status page. Secrets are masked there.
 func (m *Metrics) SetConfig(settings []statuspage.Setting) {
 	m.mu.Lock()

@@ -37,7 +37,7 @@ func newProgress(w io.Writer, operation string, forced bool) *progress {
 	return p
 }
 
-// show tells that done of total steps are done. what describes the present step, or is empty. A
+// show shows that done of total steps are done. what describes the present step, or is empty. A
 // total of zero is unknown.
 func (p *progress) show(done, total int64, what string) {
 	p.mu.Lock()

@@ -12,7 +12,7 @@ import (
 
 const (
 	maxFailures = 64
-	maxSlow     = 8 // of each kind
+	maxSlow     = 8 // of each name
 	// slowFor is how long a slow operation is kept.
 	slowFor = time.Hour
 	// maxText bounds the text of a failure, in bytes.
@@ -21,7 +21,7 @@ const (
 
 // A Failure is an event of one kind: how often it happened, and its last cause.
 type Failure struct {
-	What        string // such as "tier file: dump left out"
+	Kind        string // such as "block not stored in tier file"
 	Count       int64
 	First, Last time.Time
 	Cause       string // of the last one
@@ -29,7 +29,7 @@ type Failure struct {
 
 // An Operation took long.
 type Operation struct {
-	What   string // such as "load"
+	Name   string // such as "load"
 	At     time.Time
 	Took   time.Duration
 	Blocks int
@@ -44,17 +44,17 @@ type Journal struct {
 	slow     []Operation // guarded by mu
 }
 
-// Failed adds a failure. Failures with the same what are counted as one; of the others, the one
-// that is past longest is forgotten at 64.
-func (j *Journal) Failed(what string, err error) {
+// Failed adds a failure. Failures of the same kind are counted together. At most 64 kinds are kept:
+// a new one replaces the kind that has not occurred for the longest time.
+func (j *Journal) Failed(kind string, err error) {
 	if j == nil || err == nil {
 		return
 	}
 	now, cause := time.Now(), short(err)
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	f := Failure{What: what, First: now}
-	if i := slices.IndexFunc(j.failures, func(f Failure) bool { return f.What == what }); i >= 0 {
+	f := Failure{Kind: kind, First: now}
+	if i := slices.IndexFunc(j.failures, func(f Failure) bool { return f.Kind == kind }); i >= 0 {
 		f = j.failures[i]
 		j.failures = slices.Delete(j.failures, i, i+1)
 	} else if len(j.failures) == maxFailures {
@@ -64,8 +64,8 @@ func (j *Journal) Failed(what string, err error) {
 	j.failures = append(j.failures, f)
 }
 
-// Took adds an operation that ended now. Of each kind only the 8 slowest of the last hour are kept.
-func (j *Journal) Took(what string, blocks int, took time.Duration, err error) {
+// Took adds an operation that ended now. Of each name the 8 slowest of the last hour are kept.
+func (j *Journal) Took(name string, blocks int, took time.Duration, err error) {
 	if j == nil {
 		return
 	}
@@ -74,7 +74,7 @@ func (j *Journal) Took(what string, blocks int, took time.Duration, err error) {
 	now := time.Now()
 	same, fastest := 0, -1
 	for i := range j.slow {
-		if o := &j.slow[i]; o.What == what && now.Sub(o.At) <= slowFor {
+		if o := &j.slow[i]; o.Name == name && now.Sub(o.At) <= slowFor {
 			if same++; fastest < 0 || o.Took < j.slow[fastest].Took {
 				fastest = i
 			}
@@ -83,7 +83,7 @@ func (j *Journal) Took(what string, blocks int, took time.Duration, err error) {
 	if same >= maxSlow && took <= j.slow[fastest].Took {
 		return
 	}
-	o := Operation{What: what, At: now, Took: took, Blocks: blocks}
+	o := Operation{Name: name, At: now, Took: took, Blocks: blocks}
 	if err != nil {
 		o.Error = short(err)
 	}

@@ -18,10 +18,10 @@ func TestFailuresAreCountedByKind(t *testing.T) {
 	if len(failures) != maxFailures {
 		t.Errorf("%d failures are kept", len(failures))
 	}
-	if f := failures[0]; f.What != "kind 50" || f.Count != 2 || len(f.Cause) != maxText+3 || f.Last.Before(f.First) {
+	if f := failures[0]; f.Kind != "kind 50" || f.Count != 2 || len(f.Cause) != maxText+3 || f.Last.Before(f.First) {
 		t.Errorf("the newest: %+v", f)
 	}
-	if failures[1].What != "kind 99" {
+	if failures[1].Kind != "kind 99" {
 		t.Errorf("then: %+v", failures[1])
 	}
 }

@@ -10,8 +10,8 @@ import (
 	"encoding/json"
 	"io"
 	"maps"
+	"math"
 	"net/http"
-	"net/url"
 	"regexp"
 	"slices"
 	"strconv"
@@ -35,7 +35,7 @@ const (
 // charted are the metrics of the charts.
 var charted = regexp.MustCompile(`^kvlane_(store|blockd)_(hits|misses)_total(\{.*\})?$`)
 
-// A Setting is a row of the configuration. Secrets in a Value are masked when it is served.
+// A Setting is a row of the configuration. Passwords in URLs are masked when it is served.
 type Setting struct{ Name, Value string }
 
 // A Table is shown as it is.
@@ -45,7 +45,7 @@ type Table struct {
 	Rows    [][]string
 }
 
-// Source has what a page shows.
+// Source is where a page reads its contents.
 type Source struct {
 	Metrics  func(w io.Writer) error // in Prometheus's text format
 	Ready    func() error
@@ -126,7 +126,7 @@ func (p *Page) sample(all map[string]float64, now time.Time) {
 	p.times = slices.Clone(p.times[drop:])
 }
 
-// metrics returns the values of /metrics, by name with labels.
+// metrics returns the values of /metrics by name with labels, without those that JSON cannot hold.
 func (p *Page) metrics() map[string]float64 {
 	var text bytes.Buffer
 	_ = p.source.Metrics(&text) // a buffer takes all
@@ -137,7 +137,8 @@ func (p *Page) metrics() map[string]float64 {
 		if i := strings.LastIndexByte(line, ' '); i >= 0 {
 			name, value = line[:i], line[i+1:]
 		}
-		if v, err := strconv.ParseFloat(value, 64); err == nil && !strings.HasPrefix(line, "#") && !strings.Contains(name, "_bucket{") {
+		v, err := strconv.ParseFloat(value, 64)
+		if err == nil && !math.IsInf(v, 0) && !math.IsNaN(v) && !strings.HasPrefix(line, "#") && !strings.Contains(name, "_bucket{") {
 			all[name] = v
 		}
 	}
@@ -160,28 +161,15 @@ func (p *Page) read() *state {
 	slices.SortStableFunc(s.Failures, func(a, b journal.Failure) int { return b.Last.Compare(a.Last) })
 	slices.SortStableFunc(s.Slow, func(a, b journal.Operation) int { return int(b.Took - a.Took) })
 	for _, c := range p.source.Config() {
-		s.Config = append(s.Config, Setting{c.Name, Mask(c.Name, c.Value)})
+		s.Config = append(s.Config, Setting{c.Name, mask(c.Value)})
 	}
 	s.Tables = p.source.Tables()
 	return s
 }
 
-var secret = regexp.MustCompile(`(?i)(password|secret|token|credential|access.?key)`)
+// credentials are a user and a password in a URL or an address.
+var credentials = regexp.MustCompile(`[^/@,\s:]+:[^/@,\s]*@`)
 
-// Mask returns a setting's value without secrets: passwords in URLs, and values of settings whose
-// name speaks of a secret, unless they are paths of files.
-func Mask(name, value string) string {
-	if secret.MatchString(name) && value != "" && !strings.ContainsAny(value, "/.") {
-		return "(hidden)"
-	}
-	parts := strings.Split(value, ",")
-	for i, part := range parts {
-		u, err := url.Parse(part)
-		if err != nil || u.User == nil {
-			continue
-		}
-		u.User = url.User("hidden")
-		parts[i] = u.String()
-	}
-	return strings.Join(parts, ",")
-}
+// mask returns a setting's value without passwords. Other secrets are in files, whose paths are
+// shown.
+func mask(value string) string { return credentials.ReplaceAllString(value, "hidden@") }

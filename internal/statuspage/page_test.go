@@ -21,11 +21,12 @@ func TestMask(t *testing.T) {
 	for _, c := range [][3]string{
 		{"store.object_endpoint", "http://user:pass@10.0.0.1:9000", "http://hidden@10.0.0.1:9000"},
 		{"etcd", "http://a:b@one:2379,https://two:2379", "http://hidden@one:2379,https://two:2379"},
+		{"endpoints", "root:pa.ss@one:2379,two:2379", "hidden@one:2379,two:2379"},
 		{"store.remote_token", "/etc/kvlane/token", "/etc/kvlane/token"},
-		{"token", "abcdef", "(hidden)"},
+		{"remote", "etcd://one:2379,two:2379/kvlane", "etcd://one:2379,two:2379/kvlane"},
 		{"store.cache_bytes", "1024", "1024"},
 	} {
-		if got := Mask(c[0], c[1]); got != c[2] {
+		if got := mask(c[1]); got != c[2] {
 			t.Errorf("%s: %q is %q, want %q", c[0], c[1], got, c[2])
 		}
 	}
@@ -43,11 +44,11 @@ func TestSamples(t *testing.T) {
 			if hits > 1 {
 				_, _ = fmt.Fprintln(w, `kvlane_store_hits_total{tier="a b"} 7`)
 			}
-			_, err := fmt.Fprintln(w, "kvlane_build_info{version=\"v1\"} 1\nx_bucket{le=\"1\"} 2")
+			_, err := fmt.Fprintln(w, "kvlane_build_info{version=\"v1\"} 1\nx_bucket{le=\"1\"} 2\nx_limit +Inf\nx_rate NaN")
 			return err
 		},
 		Ready: func() error { return errors.New("opening") }, Journals: func() []*journal.Journal { return []*journal.Journal{j} },
-		Config: func() []Setting { return []Setting{{"token", "abc"}} },
+		Config: func() []Setting { return []Setting{{"url", "http://a:b@c"}} },
 		Tables: func() []Table { return []Table{{"Members", []string{"id"}, [][]string{{"a"}}}} },
 	})
 	for range maxSamples + 10 {
@@ -69,7 +70,7 @@ func TestSamples(t *testing.T) {
 	if len(late) != maxSamples || late[maxSamples-1] != 7 {
 		t.Errorf("a later metric: %d samples", len(late))
 	}
-	if len(s.Metrics) != 3 || s.NotReady != "opening" || len(s.Failures) != 1 || len(s.Slow) != 1 || s.Config[0].Value != "(hidden)" || s.Tables[0].Rows[0][0] != "a" {
+	if len(s.Metrics) != 3 || s.NotReady != "opening" || len(s.Failures) != 1 || len(s.Slow) != 1 || s.Config[0].Value != "http://hidden@c" || s.Tables[0].Rows[0][0] != "a" {
 		t.Errorf("state: %+v", s)
 	}
 }

@@ -12,7 +12,7 @@ TIME ?= 60s
 SEED ?= 0
 RACE ?=
 
-# Which mutants run: all, or changed: those of packages changed since main, and a quarter of the others.
+# Which mutants run: all, or changed: those of files changed since main, and a quarter of the others.
 MUTANTS ?= all
 
 # What has tests that need an RDMA device: all of a package's, or those of Verbs. And the virtual machine that has two.
@@ -33,12 +33,15 @@ GUEST := KVLANE_REQUIRE=verbs,nfs,root $(GO) test -count 1 -p 1 -timeout 20m -ex
 # What is shipped needs no C compiler, but for the C library, whose compiler `make lib` fetches. The race detector needs one.
 export CGO_ENABLED = 0
 
+# What is shipped is built so. With the same for tests and linters, nothing is compiled twice.
+export GOFLAGS += -trimpath
+
 .DEFAULT_GOAL := help
 .PHONY: build lib wheel dist python vllm sglang mooncake object cluster deploy demo test short verbs mutants nonic lint race generate drift fuzz bench rpcbench scale codepaths crash stress hardware-kit hardware clean help
 
 # SOURCE_DATE_EPOCH, seconds since 1970, is the date of builds that shall be the same again (reproducible-builds.org).
 build: ## build the binary, bin/kvlane
-	$(GO) build -trimpath -ldflags "-X main.built=$$(date -u $${SOURCE_DATE_EPOCH:+-d @$$SOURCE_DATE_EPOCH} +%Y-%m-%dT%H:%M:%SZ)" -o $(BIN)/kvlane ./cmd/kvlane
+	$(GO) build -ldflags "-X main.built=$$(date -u $${SOURCE_DATE_EPOCH:+-d @$$SOURCE_DATE_EPOCH} +%Y-%m-%dT%H:%M:%SZ)" -o $(BIN)/kvlane ./cmd/kvlane
 
 lib: ## build the C library, bin/lib/libkvlane.so, and its header; needs pip, for a compiler against an old C library
 	tools/lib $(BIN)
@@ -82,7 +85,7 @@ object: $(VERSITYGW) ## run the tests of the object tier on two S3 servers; need
 	$(S3) $(GO) test -count 1 -timeout 10m -run TestObject ./cmd/kvlane
 
 $(VERSITYGW): tools/versitygw/go.mod tools/versitygw/go.sum
-	$(GO) build -C tools/versitygw -trimpath -o ../../$(VERSITYGW) github.com/versity/versitygw/cmd/versitygw
+	$(GO) build -C tools/versitygw -o ../../$(VERSITYGW) github.com/versity/versitygw/cmd/versitygw
 
 # etcd 3.4 of Debian and 3.6 of module tools/etcd, 60 MB below bin/.etcd.
 cluster: ## run the tests of members in etcd on two versions of it; needs apt and dpkg
@@ -100,9 +103,9 @@ deploy: build wheel ## check images, chart, manifests and units: linters, the im
 demo: build ## replay a small trace end to end on this machine
 	$(BIN)/kvlane demo
 
-# The limit is for a package, on a machine that is busy with other work as well.
+# The limit is for a package, on a machine that is busy with other work as well. The linters run vet.
 test: ## run the tests
-	$(GO) test -timeout 30m ./...
+	$(GO) test -vet off -timeout 30m ./...
 
 short: ## run the tests without the slowest
 	$(GO) test -short -timeout 30m ./...
@@ -185,16 +188,16 @@ codepaths: ## count the functions and files executed by LeasePrefix and by a loa
 	tools/codepaths
 
 hardware-kit: ## build the GPU verification for machines without Go: bin/hardware
-	$(GO) build -trimpath -o $(BIN)/hardware/kvlane ./cmd/kvlane
-	$(GO) test -trimpath -c -o $(BIN)/hardware/device-cuda.test ./device/cuda
-	$(GO) test -trimpath -c -o $(BIN)/hardware/stream-copy.test ./stream/copy
-	$(GO) test -trimpath -c -o $(BIN)/hardware/stream-file.test ./stream/file
-	$(GO) test -trimpath -c -o $(BIN)/hardware/stream-nic.test ./stream/nic
-	$(GO) test -trimpath -c -o $(BIN)/hardware/share.test ./share
-	$(GO) test -trimpath -c -o $(BIN)/hardware/transfer.test ./transfer
-	$(GO) test -trimpath -c -o $(BIN)/hardware/engine.test ./internal/acceptance
-	$(GO) test -trimpath -c -o $(BIN)/hardware/kvlane.test ./cmd/kvlane
-	$(GO) test -trimpath -c -o $(BIN)/hardware/gateway.test ./blockio/gateway
+	$(GO) build -o $(BIN)/hardware/kvlane ./cmd/kvlane
+	$(GO) test -c -o $(BIN)/hardware/device-cuda.test ./device/cuda
+	$(GO) test -c -o $(BIN)/hardware/stream-copy.test ./stream/copy
+	$(GO) test -c -o $(BIN)/hardware/stream-file.test ./stream/file
+	$(GO) test -c -o $(BIN)/hardware/stream-nic.test ./stream/nic
+	$(GO) test -c -o $(BIN)/hardware/share.test ./share
+	$(GO) test -c -o $(BIN)/hardware/transfer.test ./transfer
+	$(GO) test -c -o $(BIN)/hardware/engine.test ./internal/acceptance
+	$(GO) test -c -o $(BIN)/hardware/kvlane.test ./cmd/kvlane
+	$(GO) test -c -o $(BIN)/hardware/gateway.test ./blockio/gateway
 	install -m 644 replay/testdata/mooncake-conversation.jsonl.gz $(BIN)/hardware/trace.jsonl.gz
 	install -m 644 tools/kit.sh $(BIN)/hardware/kit.sh
 	install -m 755 tools/hardware $(BIN)/hardware/run

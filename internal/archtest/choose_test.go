@@ -3,8 +3,11 @@ package archtest
 import (
 	"errors"
 	"hash/fnv"
+	"os"
 	"os/exec"
 	"path"
+	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -16,10 +19,10 @@ const mutantsEnv = "KVLANE_MUTANTS"
 
 const (
 	allMutants     = "all"
-	changedMutants = "changed" // of packages changed since main, and one part of restParts of the others
+	changedMutants = "changed" // of files changed since main, and one part of restParts of the others
 )
 
-// restParts is the number of parts into which the mutants of unchanged packages are divided. The
+// restParts is the number of parts into which the mutants of unchanged files are divided. The
 // commit hash chooses the part that runs.
 const restParts = 4
 
@@ -47,8 +50,9 @@ func chosenMutants(t *testing.T, which string) []mutant {
 	if err := errors.Join(err, errDiff); err != nil {
 		t.Fatal(err)
 	}
-	chosen, changed, part := choose(all, strings.Fields(files), commit)
-	t.Logf("mutants: %d of %d: %d of packages changed since %s, and part %d of %d of the others, chosen by commit %s",
+	names := strings.Fields(files)
+	chosen, changed, part := choose(all, names, declared(names), commit)
+	t.Logf("mutants: %d of %d: %d of files changed since %s, and part %d of %d of the others, chosen by commit %s",
 		len(chosen), len(all), changed, base, part+1, restParts, commit)
 	return chosen
 }
@@ -67,18 +71,33 @@ func git(args ...string) (string, error) {
 	return strings.TrimSpace(string(out)), err
 }
 
-// choose returns the mutants that test or edit a package with a file in files, and the part of the
-// others that commit selects. It also returns the number of the former and the index of the part.
-func choose(all []mutant, files []string, commit string) (chosen []mutant, changed, part int) {
-	folders := make(map[string]bool)
+// declared returns the tests of files as "folder/name". Removed files have none.
+func declared(files []string) map[string]bool {
+	tests := make(map[string]bool)
 	for _, f := range files {
-		folders[path.Dir(f)] = true
+		if !strings.HasSuffix(f, "_test.go") {
+			continue
+		}
+		text, _ := os.ReadFile(filepath.Join(root, f))
+		for _, m := range testDeclaration.FindAllSubmatch(text, -1) {
+			tests[path.Join(path.Dir(f), string(m[1]))] = true
+		}
 	}
+	return tests
+}
+
+var testDeclaration = regexp.MustCompile(`(?m)^func (Test\w+)\(`)
+
+// choose returns the mutants that edit a file of files or whose test is in tests, and the part of
+// the others that commit selects. It also returns the number of the former and the index of the
+// part.
+func choose(all []mutant, files []string, tests map[string]bool, commit string) (chosen []mutant, changed, part int) {
 	part = int(hash(commit) % restParts)
 	for _, m := range all {
-		here := folders[path.Clean(m.pkg)]
+		test, _, _ := strings.Cut(m.test, "/")
+		here := tests[path.Join(m.pkg, test)]
 		for edit := range slices.Chunk(m.edits, 3) {
-			here = here || folders[path.Dir(edit[0])]
+			here = here || slices.Contains(files, edit[0])
 		}
 		if here {
 			changed++
@@ -96,26 +115,33 @@ func hash(text string) uint32 {
 	return h.Sum32()
 }
 
-// TestMutantsChosen checks that every mutant of a changed package is chosen, that a commit chooses
-// about a quarter of the others, and that all parts together contain every mutant.
+// TestMutantsChosen checks that the mutants of a changed file and those of a changed test are
+// chosen, that a commit chooses about a quarter of the others, and that all parts together contain
+// every mutant.
 func TestMutantsChosen(t *testing.T) {
 	all := everyMutant()
-	chosen, changed, _ := choose(all, []string{"tier/file/get.go", "README.md"}, "c0ffee")
+	const file = "tier/file/get.go"
+	chosen, changed, _ := choose(all, []string{file, "README.md"}, nil, "c0ffee")
 	for _, m := range all {
-		file := m.pkg == "tier/file" || strings.HasPrefix(m.edits[0], "tier/file/")
 		has := slices.ContainsFunc(chosen, func(c mutant) bool { return slices.Equal(c.edits, m.edits) && c.test == m.test })
-		if file && !has {
-			t.Errorf("%s in a changed package is not chosen: %q", m.test, m.edits)
+		if slices.Contains(m.edits, file) && !has {
+			t.Errorf("%s in a changed file is not chosen: %q", m.test, m.edits)
 		}
 	}
-	if changed == 0 || changed > len(all)/2 {
-		t.Errorf("%d of %d mutants are of a changed package", changed, len(all))
+	if changed == 0 || changed > len(all)/4 {
+		t.Errorf("%d of %d mutants are of a changed file", changed, len(all))
+	}
+	own := []mutant{defect("internal/archtest", "TestMutantsChosen/x", "a.go", "a", "b")}
+	for name, want := range map[string]int{"internal/archtest/choose_test.go": 1, "internal/archtest/removed_test.go": 0} {
+		if _, changed, _ := choose(own, nil, declared([]string{name}), "c0ffee"); changed != want {
+			t.Errorf("%d mutants are of a test in the changed file %s, want %d", changed, name, want)
+		}
 	}
 	parts, seen := make(map[int]int), 0
 	for commit := range 64 {
-		some, changed, part := choose(all, nil, string(rune('a'+commit)))
+		some, changed, part := choose(all, nil, nil, string(rune('a'+commit)))
 		if changed != 0 || len(some) < len(all)/8 || len(some) > len(all)/2 {
-			t.Fatalf("without a change %d of %d mutants are chosen, %d of them of a changed package", len(some), len(all), changed)
+			t.Fatalf("without a change %d of %d mutants are chosen, %d of them of a changed file", len(some), len(all), changed)
 		}
 		if parts[part] == 0 {
 			seen += len(some)

@@ -14,6 +14,7 @@ func TestMain(m *testing.M) { testkit.Main(m) }
 
 // TestScale simulates 100 servers with 10^6 runs, and checks what must hold at any size.
 func TestScale(t *testing.T) {
+	testkit.SkipRace(t, "TestEqualSeedsHaveEqualReports runs the same code")
 	r, err := Run(Config{Seed: 1, Rate: 10_000})
 	if err != nil {
 		t.Fatal(err)
@@ -74,6 +75,7 @@ func checkLoss(t *testing.T, p *Phase) {
 
 // TestHotRunsWithoutCaches checks that replicas spread the hottest run.
 func TestHotRunsWithoutCaches(t *testing.T) {
+	testkit.SkipRace(t, "TestEqualSeedsHaveEqualReports runs the same code")
 	r, err := Balance(Config{Seed: 1, CacheRuns: -1, Rate: 4000, Warm: 40 * time.Second, Phase: 40 * time.Second})
 	if err != nil {
 		t.Fatal(err)
@@ -108,6 +110,7 @@ func TestEqualSeedsHaveEqualReports(t *testing.T) {
 }
 
 func TestPopularityIsZipfs(t *testing.T) {
+	testkit.SkipRace(t, "it has one goroutine")
 	for _, n := range []int{100_000, 1_000_000, 16_000_000} {
 		if got := 1 / zeta(n, zipfOf(n, 0.1)); math.Abs(got-0.1) > 1e-4 {
 			t.Errorf("the first of %d runs has %.5f of the requests, want 0.1", n, got)

@@ -64,7 +64,7 @@ type Tier interface {
 	// ErrBusy if all space is pinned until ctx ends. A failed Put leaves no partial block.
 	Put(ctx context.Context, key block.Key, src mem.Extent) error
 	// Delete removes the block. It returns ErrNotFound if there is none, and ErrBusy if it is
-	// retained.
+	// retained or pinned by Pinner.
 	Delete(ctx context.Context, key block.Key) error
 	// Close stops background work and releases resources. Later calls return ErrClosed. If ctx ends
 	// while operations are running, Close returns ErrBusy. These operations may then still access
@@ -84,6 +84,7 @@ type Stats struct {
 	Errors                       int64 // failed operations, except misses and aborted fills
 	ReadBytes, WrittenBytes      int64
 	Retained, Quarantined, Swept int64 // current pins; files or slots in quarantine; temporary files removed at open
+	Pinned, PinnedBytes          int64 // blocks pinned by Pinner
 	Newer                        int64 // blocks of another format version, which are misses and stay
 	OthersBytes                  int64 // part of CapacityBytes that other identities use or need
 	Yielded                      int64 // Evictions while other identities share CapacityBytes
@@ -110,6 +111,19 @@ type Keeper interface {
 	// tier's policy, and would write nothing. False means that this is unknown. The slices have
 	// equal lengths.
 	Kept(ctx context.Context, keys []block.Key, kept []bool) error
+}
+
+// Pinner is a Tier that can pin blocks persistently. A pinned block is neither evicted nor removed,
+// also after a restart, until Unpin. It counts toward the tier's bound. Its pin goes with the block
+// if the block is found damaged. Both methods are safe for concurrent use.
+type Pinner interface {
+	// Pin pins the blocks of keys. When it returns nil, blocks and pins are durable. It returns
+	// ErrNotFound if a block is missing, and ErrNoSpace if the blocks exceed the limit: half of the
+	// tier's bound. A pinned block stays pinned, and one Unpin ends its pin. After an error, no
+	// block is pinned, or only those in some directories of a tier with several.
+	Pin(ctx context.Context, keys []block.Key) error
+	// Unpin removes the pins of keys durably. It ignores blocks that are not pinned.
+	Unpin(ctx context.Context, keys []block.Key) error
 }
 
 // ReadOnlyTier is a Tier that can be opened read-only. Put and Delete then return ErrReadOnly, and

@@ -162,9 +162,9 @@ func (a *area) collectSoon() {
 }
 
 // GC evicts the coldest blocks of all directories until at most targetBytes are stored. Directories
-// with their own bounds are reduced in proportion. Retained blocks and blocks that are being
-// written stay. GC skips files that it cannot remove. It returns the number of evicted blocks, and
-// the errors of the skipped files.
+// with their own bounds are reduced in proportion. Retained and pinned blocks, and blocks that are
+// being written, stay. GC skips files that it cannot remove. It returns the number of evicted
+// blocks, and the errors of the skipped files.
 func (t *Tier) GC(ctx context.Context, targetBytes int64) (removed int, err error) {
 	if targetBytes < 0 {
 		return 0, fmt.Errorf("collect down to %d bytes: %w", targetBytes, errdefs.ErrInvalid)
@@ -305,6 +305,7 @@ func (r *round) list(ctx context.Context, target int64) error {
 	dirs := make([]dirfs.Dir, len(a.dirs))
 	for i, d := range a.dirs {
 		dirs[i] = d
+		a.notePins(d)
 	}
 	cold, err := coldest(ctx, dirs, a.clock.Now(), max(need, min(need+max(coldMore, stored/4), coldMost)), func(key block.Key) bool {
 		pinned, w := a.locks.State(key)
@@ -323,11 +324,14 @@ func (r *round) list(ctx context.Context, target int64) error {
 // evict removes a block unless it is in use or was used since the search. It reports whether the
 // file still exists. If another process has already removed it, the error satisfies blockdir.Gone.
 func (a *area) evict(c *candidate) (there bool, err error) {
-	if !a.locks.TryLockRemoving(c.key) {
+	d := a.dirs[c.dir]
+	if err := a.refreshPins(d); err != nil {
+		return true, fmt.Errorf("remove cold block %s: %w", c.key, err)
+	}
+	if !a.locks.TryLockRemoving(c.key) { // it is in use or pinned
 		return true, nil
 	}
 	defer a.locks.Unlock(c.key)
-	d := a.dirs[c.dir]
 	info, err := d.Stat(blockName(c.key))
 	if blockdir.Gone(err) {
 		a.space.markStale()

@@ -30,6 +30,8 @@ type dir struct {
 	swept     int
 	left      int // files of dead sessions that could not be removed
 	buckets   [buckets]bucket
+	pins      blockdir.Pins
+	pinsErr   atomic.Pointer[error] // damage of the list of pins, or nil
 }
 
 // buckets is the number of folders <2 hex> in a directory. The first byte of a key selects the

@@ -160,6 +160,7 @@ func (t *Tier) quarantineFile(d *dir, key block.Key, bad dirfs.Info) error {
 		return nil
 	}
 	if err == nil {
+		t.dropPin(d, key)
 		err = t.removeName(d, key, func() error { return t.moveToQuarantine(d, key, bad) })
 	}
 	if err != nil && !blockdir.Gone(err) {

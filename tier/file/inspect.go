@@ -15,6 +15,7 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/dirfs"
 	"github.com/kvlane/kvlane/tier/internal/blockdir"
+	"github.com/kvlane/kvlane/tier/internal/usage"
 )
 
 // addTotals adds keys to the totals of all blocks and to those of their page groups.
@@ -101,7 +102,17 @@ func (d *existing) inspect(ctx context.Context) (Inspection, error) {
 	}
 	bad, berr := blockdir.Quarantined(d)
 	in.Quarantined = len(bad)
-	return in, errors.Join(err, berr)
+	pins, perr := blockdir.ReadPins(d)
+	for key := range pins {
+		if has, err := stored(d, key); has || err != nil {
+			in.Pinned.Blocks++
+			in.Pinned.Bytes += d.formats.ImageBytes(key)
+		}
+	}
+	if errors.Is(perr, errdefs.ErrCorrupt) {
+		perr = nil // Verify reports it
+	}
+	return in, errors.Join(err, berr, perr)
 }
 
 // List calls yield for every block of the directory, in the order of the keys. If yield returns an
@@ -118,6 +129,10 @@ func list(ctx context.Context, fsys dirfs.FS, path string, yield func(Entry) err
 	}
 	defer func() { err = errors.Join(err, d.Close()) }()
 	fail := func(err error) error { return fmt.Errorf("list directory %s: %w", d.root, err) }
+	pins, err := blockdir.ReadPins(d)
+	if err != nil && !errors.Is(err, errdefs.ErrCorrupt) {
+		return fail(err)
+	}
 	for b := range buckets {
 		keys, _, err := listBucket(d, byte(b))
 		if err != nil {
@@ -134,7 +149,7 @@ func list(ctx context.Context, fsys dirfs.FS, path string, yield func(Entry) err
 			if err != nil {
 				return fail(err)
 			}
-			e := Entry{Key: key, Bytes: info.Bytes, Modified: info.Modified, Group: d.formats.Group(key)}
+			e := Entry{Key: key, Bytes: info.Bytes, Modified: info.Modified, Group: d.formats.Group(key), Pinned: pins[key]}
 			if e.Group >= 0 {
 				e.Shards = d.formats[e.Group].Layout.Shards()
 			}
@@ -148,8 +163,8 @@ func list(ctx context.Context, fsys dirfs.FS, path string, yield func(Entry) err
 
 // GC removes files of ended processes and then the coldest blocks, until at most targetBytes are
 // left. Processes may use the directory during the call. Running reads end normally; later reads of
-// a removed block are misses, even if it was retained. GC skips files that it cannot remove and
-// files of another format version. Collected.Left names them.
+// a removed block are misses, even if it was retained. Pinned blocks stay. GC skips files that it
+// cannot remove and files of another format version. Collected.Left names them.
 func GC(ctx context.Context, dir string, targetBytes int64) (Collected, error) {
 	return gc(ctx, dirfs.OS(), dir, targetBytes)
 }
@@ -192,8 +207,12 @@ func (d *existing) collect(ctx context.Context, targetBytes int64, c *Collected)
 	}
 	c.Before, c.After = stored.Bytes, stored.Bytes
 	failed := make(map[block.Key]bool)
+	pins := blockdir.Pins{Locks: usage.NewKeyLocks()}
 	for c.After > targetBytes {
-		cold, err := coldest(ctx, []dirfs.Dir{d}, time.Now(), blocksOf(d.formats, c.After-targetBytes), func(key block.Key) bool { return !failed[key] })
+		if _, err := pins.Refresh(d); err != nil && !errors.Is(err, errdefs.ErrCorrupt) {
+			return err
+		}
+		cold, err := coldest(ctx, []dirfs.Dir{d}, time.Now(), blocksOf(d.formats, c.After-targetBytes), func(key block.Key) bool { return !failed[key] && !pins.Has(key) })
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
@@ -205,7 +224,7 @@ func (d *existing) collect(ctx context.Context, targetBytes int64, c *Collected)
 			if c.After <= targetBytes {
 				break
 			}
-			switch gone, err := d.evict(&cold[i]); {
+			switch gone, err := d.evict(&cold[i], &pins); {
 			case err != nil:
 				failed[cold[i].key] = true
 				errs = append(errs, err)
@@ -239,13 +258,21 @@ func newerVersion(d dirfs.Dir, name string) error {
 	return err
 }
 
-// evict removes a block, unless it was used since the search. It reports whether the block was
-// removed.
-func (d *existing) evict(c *candidate) (bool, error) {
+// evict removes a block, unless it was used or pinned since the search. It reports whether the
+// block was removed.
+func (d *existing) evict(c *candidate, pins *blockdir.Pins) (bool, error) {
 	name := blockName(c.key)
 	info, err := d.Stat(name)
 	if err == nil && !info.Modified.Equal(c.modified) {
 		return false, nil
+	}
+	if err == nil {
+		if _, err = pins.Refresh(d); errors.Is(err, errdefs.ErrCorrupt) {
+			err = nil
+		}
+		if pins.Has(c.key) {
+			return false, nil
+		}
 	}
 	if err == nil {
 		err = newerVersion(d, name)

@@ -325,14 +325,17 @@ func (t *Tier) delete(ctx context.Context, key block.Key) error {
 	if t.cfg.ReadOnly {
 		return errReadOnly
 	}
+	d := dirOf(t.dirs, key)
+	if err := t.checkUnpinned(d, key); err != nil {
+		return err
+	}
 	if err := t.locks.Lock(ctx, t.ctx.Done(), key, usage.Removing); err != nil {
 		return err
 	}
 	defer t.locks.Unlock(key)
-	// The key is locked, so it cannot be pinned meanwhile.
-	if pinned, _ := t.locks.State(key); pinned {
+	// The key is locked, so it cannot be retained meanwhile.
+	if retained, _ := t.locks.State(key); retained {
 		return fmt.Errorf("it is retained: %w", errdefs.ErrBusy)
 	}
-	d := dirOf(t.dirs, key)
 	return blockdir.WriteError(t.removeName(d, key, func() error { return d.Remove(blockName(key)) }))
 }

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kvlane/kvlane/block"
+	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/dirfs"
 	"github.com/kvlane/kvlane/tier/internal/blockdir"
 )
@@ -132,18 +133,25 @@ func (a *area) keepRecord(n *neighbour, d dirfs.Dir, r blockdir.Record) error {
 // emptyFolder removes the coldest blocks of a folder that no process has open. It stops after the
 // given number of bytes or after reclaimMost blocks. It removes a folder without blocks.
 func (a *area) emptyFolder(ctx context.Context, n *neighbour, parent, d dirfs.Dir, bytes int64) error {
-	r, removed, err := n.record, 0, error(nil)
-	for ; bytes > 0 && removed < reclaimMost && ctx.Err() == nil; removed++ {
+	r, removed := n.record, 0
+	pins, err := blockdir.ReadPins(d)
+	if errors.Is(err, errdefs.ErrCorrupt) {
+		err = nil // the intact entries are in force
+	}
+	for ; err == nil && bytes > 0 && removed < reclaimMost && ctx.Err() == nil; removed++ {
 		if len(n.cold) == 0 {
 			need := blocksOf(n.formats, bytes)
-			n.cold, err = coldest(ctx, []dirfs.Dir{d}, a.clock.Now(), min(need+max(coldMore, r.Blocks/4), coldMost), func(block.Key) bool { return true })
+			n.cold, err = coldest(ctx, []dirfs.Dir{d}, a.clock.Now(), min(need+max(coldMore, r.Blocks/4), coldMost), func(key block.Key) bool { return !pins[key] })
 		}
 		if len(n.cold) == 0 || err != nil {
-			n.checked = r.Blocks == 0 // if false, count the blocks again
+			n.checked = r.Blocks == 0 || len(pins) > 0 // if false, count the blocks again
 			break
 		}
 		c := n.cold[0]
 		n.cold = n.cold[1:]
+		if pins[c.key] {
+			continue
+		}
 		if rerr := blockdir.Remove(d, blockName(c.key)); rerr != nil {
 			err = fmt.Errorf("remove cold block %s: %w", c.key, rerr)
 			break
@@ -215,7 +223,7 @@ func removeFolder(parent, d dirfs.Dir, name string) (gone bool, err error) {
 // ownFile reports whether a file directly in a directory of blocks was made by kvlane.
 func ownFile(name string) bool {
 	return name == blockdir.MarkerName || name == blockdir.LockName || name == blockdir.RecordName || name == blockdir.RecordTemp ||
-		strings.HasPrefix(name, blockdir.MarkerTemp)
+		name == blockdir.PinsName || name == blockdir.PinsTemp || strings.HasPrefix(name, blockdir.MarkerTemp)
 }
 
 func removalOrder(name string) int {

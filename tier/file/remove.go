@@ -20,9 +20,10 @@ type Selection = blockdir.Selection
 type Removed = blockdir.Removed
 
 // Remove removes the selected blocks from a directory. When it returns, no process finds them
-// again, also after a power failure. It returns ErrBusy, and names the holder, if a process of this
-// host has the directory open for writing. No process can open it for writing meanwhile; a process
-// that only reads may have a block open, and reads it to the end.
+// again, also after a power failure. Pinned blocks stay: Removed.Left has an error that wraps
+// ErrBusy. It returns ErrBusy, and names the holder, if a process of this host has the directory
+// open for writing. No process can open it for writing meanwhile; a process that only reads may
+// have a block open, and reads it to the end.
 func Remove(ctx context.Context, dir string, sel Selection) (Removed, error) {
 	return remove(ctx, dirfs.OS(), dir, sel)
 }
@@ -33,25 +34,36 @@ func remove(ctx context.Context, fsys dirfs.FS, path string, sel Selection) (r R
 		return r, fmt.Errorf("remove blocks of %w", err)
 	}
 	defer func() { err = errors.Join(err, d.Close()) }()
-	err = blockdir.WithLock(ctx, clockwork.NewRealClock(), d, func() error {
-		switch s, err := liveSession(d); {
-		case s != "":
-			return fmt.Errorf("%s has it open, and blocks may be in use: %w", blockdir.Holder(d, s+"/"+sessionLock), errdefs.ErrBusy)
-		case err != nil:
-			return err
-		}
-		return d.remove(ctx, &sel, &r)
-	})
+	err = d.exclusively(ctx, func() error { return d.remove(ctx, &sel, &r) })
 	if err != nil {
 		return r, fmt.Errorf("remove blocks of directory %s: %w", d.root, blockdir.WriteError(err))
 	}
 	return r, nil
 }
 
+// exclusively calls f while no process of this host has the directory open for writing, or opens
+// it. It returns ErrBusy, and names the holder, if a process has it open.
+func (d *existing) exclusively(ctx context.Context, f func() error) error {
+	return blockdir.WithLock(ctx, clockwork.NewRealClock(), d, func() error {
+		switch s, err := liveSession(d); {
+		case s != "":
+			return fmt.Errorf("%s has it open, and blocks may be in use: %w", blockdir.Holder(d, s+"/"+sessionLock), errdefs.ErrBusy)
+		case err != nil:
+			return err
+		}
+		return f()
+	})
+}
+
 // remove removes the selected blocks. The caller holds the directory's lock.
 func (d *existing) remove(ctx context.Context, sel *Selection, r *Removed) error {
 	matches := sel.Matcher(&d.marker)
+	pins, err := blockdir.ReadPins(d)
+	if err != nil && !errors.Is(err, errdefs.ErrCorrupt) {
+		return err
+	}
 	var errs []error
+	pinned := 0
 	for b := range buckets {
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
@@ -61,16 +73,20 @@ func (d *existing) remove(ctx context.Context, sel *Selection, r *Removed) error
 			errs = append(errs, err)
 		}
 		before := len(r.Keys)
-		for _, key := range keys {
-			info, err := d.Stat(blockName(key))
-			if err == nil && matches(&blockdir.Entry{Key: key, Modified: info.Modified, Group: d.formats.Group(key)}) {
-				if err = d.Remove(blockName(key)); err == nil {
-					r.Keys = append(r.Keys, key)
-					r.Bytes += info.Bytes
-				}
+		found, err := d.matching(keys, matches)
+		if err != nil {
+			errs = append(errs, err)
+		}
+		for _, e := range found {
+			if pins[e.Key] {
+				pinned++
+				continue
 			}
-			if err != nil && !blockdir.Gone(err) {
-				errs = append(errs, fmt.Errorf("block %s: %w", key, err))
+			if err := d.Remove(blockName(e.Key)); err == nil {
+				r.Keys = append(r.Keys, e.Key)
+				r.Bytes += e.Bytes
+			} else if !blockdir.Gone(err) {
+				errs = append(errs, fmt.Errorf("block %s: %w", e.Key, err))
 			}
 		}
 		if len(r.Keys) > before {
@@ -79,14 +95,14 @@ func (d *existing) remove(ctx context.Context, sel *Selection, r *Removed) error
 			}
 		}
 	}
-	r.Left = joinFew(errs)
+	r.Left = joinFew(append(blockdir.Staying(0, pinned), errs...))
 	return nil
 }
 
 // Remove removes blocks durably under every policy: when it returns, they are not found again, also
 // after a power failure. It skips missing blocks. Retained blocks, and those that are being written
-// or removed, stay: Removed.Left has an error that wraps ErrBusy. After any other error some of the
-// blocks may be removed.
+// or removed, or are pinned, stay: Removed.Left has an error that wraps ErrBusy. After any other
+// error some of the blocks may be removed.
 func (t *Tier) Remove(ctx context.Context, keys []block.Key) (r Removed, err error) {
 	if t.cfg.ReadOnly {
 		return r, fmt.Errorf("remove blocks: %w", errReadOnly)
@@ -101,7 +117,7 @@ func (t *Tier) Remove(ctx context.Context, keys []block.Key) (r Removed, err err
 	}
 	changed := make(map[folder]bool)
 	var errs []error
-	busy := 0
+	busy, pinned := 0, 0
 	for _, key := range keys {
 		if ctx.Err() != nil {
 			err = context.Cause(ctx)
@@ -113,6 +129,8 @@ func (t *Tier) Remove(ctx context.Context, keys []block.Key) (r Removed, err err
 			changed[folder{d, key[0]}] = true
 			r.Keys = append(r.Keys, key)
 			r.Bytes += t.formats.ImageBytes(key)
+		case errors.Is(derr, blockdir.ErrPinned):
+			pinned++
 		case errors.Is(derr, errdefs.ErrBusy):
 			busy++
 		case !blockdir.Gone(derr):
@@ -124,17 +142,17 @@ func (t *Tier) Remove(ctx context.Context, keys []block.Key) (r Removed, err err
 			err = errors.Join(err, blockdir.WriteError(serr))
 		}
 	}
-	if busy > 0 {
-		errs = append(errs, fmt.Errorf("%d blocks are in use: %w", busy, errdefs.ErrBusy))
-	}
-	if r.Left = joinFew(errs); err != nil {
+	if r.Left = joinFew(append(blockdir.Staying(busy, pinned), errs...)); err != nil {
 		return r, t.fail(fmt.Errorf("remove blocks: %w", err))
 	}
 	return r, nil
 }
 
-// removeIdle removes a block. It returns ErrBusy if the block is in use.
+// removeIdle removes a block. It returns ErrPinned, or ErrBusy if the block is in use.
 func (t *Tier) removeIdle(d *dir, key block.Key) error {
+	if err := t.checkUnpinned(d, key); err != nil {
+		return err
+	}
 	if !t.locks.TryLockRemoving(key) {
 		return errdefs.ErrBusy
 	}

@@ -117,6 +117,10 @@ func (t *Tier) openDirs(ctx context.Context) error {
 			return err
 		}
 		t.dirs = append(t.dirs, d)
+		d.pins.Locks = t.locks
+		if err := t.refreshPins(d); err != nil {
+			return fmt.Errorf("directory %s: read the pinned blocks: %w", d.root, err)
+		}
 		t.count.swept.Add(int64(d.swept))
 		t.count.errors.Add(int64(d.left))
 		if other, ok := byID[d.id]; ok {
@@ -165,14 +169,20 @@ func (t *Tier) Close(ctx context.Context) error {
 // Name implements tier.Tier.
 func (t *Tier) Name() string { return Name }
 
-// Notes returns a sentence if other identities use part of the tier's bound.
+// Notes returns sentences about lists of pins that are damaged, and about other identities that use
+// part of the tier's bound.
 func (t *Tier) Notes() []string {
-	s := t.Stats()
-	if s.OthersBytes == 0 {
-		return nil
+	s, notes := t.Stats(), []string(nil)
+	for _, d := range t.dirs {
+		if bad := d.pinsErr.Load(); bad != nil {
+			notes = append(notes, fmt.Sprintf("directory %s: %v; pin the blocks again", d.root, *bad))
+		}
 	}
-	return []string{fmt.Sprintf("the limit of %d bytes is for all folders in the parent directories of the file tier: other identities use %d bytes there",
-		s.CapacityBytes, s.OthersBytes)}
+	if s.OthersBytes == 0 {
+		return notes
+	}
+	return append(notes, fmt.Sprintf("the limit of %d bytes is for all folders in the parent directories of the file tier: other identities use %d bytes there",
+		s.CapacityBytes, s.OthersBytes))
 }
 
 // ReadOnly reports whether the tier was opened read-only.
@@ -323,6 +333,10 @@ func (t *Tier) Stats() tier.Stats {
 		ReadBytes: c.readBytes.Load(), WrittenBytes: c.writtenBytes.Load(),
 		Yielded: c.yielded.Load(), Reclaimed: c.reclaimed.Load(),
 		Retained: c.retained.Load(), Quarantined: c.quarantined.Load(), Swept: c.swept.Load(), Newer: c.newer.Load(),
+	}
+	for _, d := range t.dirs {
+		n := d.pins.Total(t.formats)
+		s.Pinned, s.PinnedBytes = s.Pinned+n.Blocks, s.PinnedBytes+n.Bytes
 	}
 	unbounded := false
 	for _, a := range t.areas {

@@ -246,7 +246,14 @@ func (v *verifier) top(context.Context) error {
 			}
 		}
 		switch n {
-		case blockdir.MarkerName, blockdir.LockName, blockdir.RecordName, blockdir.RecordTemp, "lost+found":
+		case blockdir.MarkerName, blockdir.LockName, blockdir.RecordName, blockdir.RecordTemp, blockdir.PinsTemp, "lost+found":
+			continue
+		case blockdir.PinsName:
+			if _, err := blockdir.ReadPins(v); errors.Is(err, errdefs.ErrCorrupt) {
+				v.found(n, Damaged, err.Error())
+			} else {
+				v.unjudged(n, err)
+			}
 			continue
 		case tmpName, blockdir.Quarantine:
 			folder = true

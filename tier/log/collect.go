@@ -74,8 +74,8 @@ func (t *Tier) wasted(g *segment) bool {
 }
 
 // GC empties segments, those with the least recently used blocks first, until at most targetBytes
-// are left. It moves retained blocks and evicts all others. It returns the number of evicted
-// blocks.
+// are left. It moves retained and pinned blocks and evicts all others. It returns the number of
+// evicted blocks.
 func (t *Tier) GC(ctx context.Context, targetBytes int64) (removed int, err error) {
 	if targetBytes < 0 {
 		return 0, fmt.Errorf("collect down to %d bytes: %w", targetBytes, errdefs.ErrInvalid)
@@ -95,7 +95,8 @@ func (t *Tier) GC(ctx context.Context, targetBytes int64) (removed int, err erro
 	return removed, nil
 }
 
-// sweep selects the blocks that are moved when segments are emptied, in addition to retained ones.
+// sweep selects the blocks that are moved when segments are emptied, in addition to retained and
+// pinned ones.
 // Other blocks are evicted.
 type sweep struct {
 	keep  bool // keep some blocks with a high rank: see keepFrom
@@ -205,19 +206,25 @@ func (e *compaction) empty(ctx context.Context) error {
 	}
 	if v.live.Load() > 0 {
 		// The header of their group is damaged, so the blocks cannot be moved.
-		if t.count.retained.Load() > 0 {
-			return errdefs.ErrBusy
-		}
-		for _, lost := range t.table.removeAll(func(x entry) bool { return x.segment == v.number }) {
+		for _, lost := range t.table.removeAll(func(x entry) bool { return x.segment == v.number && !t.inUse(x.key) }) {
 			t.uncount(lost)
 			t.count.evictions.Add(1)
 			e.evicted++
+		}
+		if v.live.Load() > 0 {
+			return errdefs.ErrBusy
 		}
 	}
 	if err := e.secure(ctx); err != nil {
 		return err
 	}
 	return t.removeSegment(v)
+}
+
+// inUse reports whether a block is retained or pinned.
+func (t *Tier) inUse(key block.Key) bool {
+	pinned, _ := t.locks.State(key)
+	return pinned
 }
 
 // secure makes the new copies of the segment's blocks durable. Before that, only the old copies may

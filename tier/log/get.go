@@ -209,6 +209,7 @@ func (t *Tier) setAsideOwned(ctx context.Context, key block.Key, bad entry, imag
 		return ""
 	}
 	t.uncount(e)
+	t.dropPin(key)
 	if err := t.tombstone(ctx, key); err != nil {
 		t.count.errors.Add(1) // after a restart the block is found corrupt again
 	}

@@ -181,6 +181,10 @@ func inspect(ctx context.Context, fsys dirfs.FS, path string) (in Inspection, er
 			in.Bytes += n
 			in.ByGroup[e.group].Blocks++
 			in.ByGroup[e.group].Bytes += n
+			if d.pins.Has(e.key) {
+				in.Pinned.Blocks++
+				in.Pinned.Bytes += n
+			}
 		}
 	}
 	if _, err := d.dir.Stat(indexTemp); err == nil {
@@ -207,7 +211,7 @@ func list(ctx context.Context, fsys dirfs.FS, path string, yield func(Entry) err
 	found, err := d.blocks(ctx, func(g *segment, key block.Key, e entry) error {
 		info, err := g.file.Stat()
 		f := d.formats[e.group]
-		all = append(all, Entry{Key: key, Bytes: f.Layout.ImageBytes(), Modified: info.Modified, Group: int(e.group), Shards: f.Layout.Shards()})
+		all = append(all, Entry{Key: key, Bytes: f.Layout.ImageBytes(), Modified: info.Modified, Group: int(e.group), Shards: f.Layout.Shards(), Pinned: d.pins.Has(key)})
 		return err
 	})
 	for _, f := range found {

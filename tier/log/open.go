@@ -87,7 +87,10 @@ func (t *Tier) open(ctx context.Context) error {
 	if err := t.openMarker(); err != nil {
 		return err
 	}
-	return t.recover(ctx)
+	if err := t.recover(ctx); err != nil {
+		return err
+	}
+	return t.openPins()
 }
 
 // openDir opens or creates the directory, and locks it.
@@ -408,7 +411,7 @@ func (t *Tier) outlasts(e entry, p position) bool {
 
 // leftover reports whether the name is that of a file left by an ended process.
 func leftover(name string) bool {
-	return name == indexTemp || strings.HasPrefix(name, blockdir.MarkerTemp)
+	return name == indexTemp || name == blockdir.PinsTemp || strings.HasPrefix(name, blockdir.MarkerTemp)
 }
 
 // finishRecovery truncates each segment after its last group and removes empty segments. If the

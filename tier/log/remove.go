@@ -29,32 +29,41 @@ func Remove(ctx context.Context, dir string, sel Selection) (Removed, error) {
 }
 
 func remove(ctx context.Context, fsys dirfs.FS, path string, sel Selection) (r Removed, err error) {
+	err = withSelected(ctx, fsys, path, "remove blocks", &sel, func(t *Tier, keys []block.Key) error {
+		if r, err = t.Remove(ctx, keys); err != nil || len(r.Keys) == 0 {
+			return err
+		}
+		// Free the space of the removed blocks. They stay removed if this fails.
+		err = t.sealAll()
+		_, cerr := t.collect(ctx, t.garbage, sweep{all: true})
+		if err := errors.Join(err, cerr); err != nil {
+			r.Left = errors.Join(r.Left, fmt.Errorf("free the space of removed blocks: %w", err))
+		}
+		return nil
+	})
+	return r, err
+}
+
+// withSelected opens a directory, which no process may have open, and calls f with the keys of the
+// selected blocks.
+func withSelected(ctx context.Context, fsys dirfs.FS, path, verb string, sel *Selection, f func(t *Tier, keys []block.Key) error) (err error) {
 	m, err := markerOf(fsys, filepath.Clean(path))
 	if blockdir.Gone(err) {
 		err = fmt.Errorf("not a directory of blocks: %w: %w", errdefs.ErrNotFound, err)
 	}
 	if err != nil {
-		return r, fmt.Errorf("remove blocks of directory %s: %w", path, err)
+		return fmt.Errorf("%s of directory %s: %w", verb, path, err)
 	}
 	t, err := Open(ctx, Config{Dir: path, Formats: m.Formats(), FS: fsys})
 	if err != nil {
-		return r, fmt.Errorf("remove blocks: %w", err)
+		return fmt.Errorf("%s: %w", verb, err)
 	}
 	defer func() { err = errors.Join(err, t.Close(context.WithoutCancel(ctx))) }()
-	keys, err := t.selected(&m, &sel)
+	keys, err := t.selected(&m, sel)
 	if err != nil {
-		return r, fmt.Errorf("remove blocks of directory %s: %w", path, err)
+		return fmt.Errorf("%s of directory %s: %w", verb, path, err)
 	}
-	if r, err = t.Remove(ctx, keys); err != nil || len(r.Keys) == 0 {
-		return r, err
-	}
-	// Free the space of the removed blocks. They stay removed if this fails.
-	err = t.sealAll()
-	_, cerr := t.collect(ctx, t.garbage, sweep{all: true})
-	if err := errors.Join(err, cerr); err != nil {
-		r.Left = errors.Join(r.Left, fmt.Errorf("free the space of removed blocks: %w", err))
-	}
-	return r, nil
+	return f(t, keys)
 }
 
 // selected returns the keys of the selected blocks.
@@ -80,9 +89,9 @@ func (t *Tier) selected(m *blockdir.Marker, sel *Selection) (keys []block.Key, e
 }
 
 // Remove removes blocks durably under every policy: when it returns, they are not found again, also
-// after a power failure. It skips missing blocks. Retained blocks, and those that are being written
-// or removed, stay: Removed.Left has an error that wraps ErrBusy. After any other error some of the
-// blocks may be removed.
+// after a power failure. It skips missing blocks. Retained and pinned blocks, and those that are
+// being written or removed, stay: Removed.Left has an error that wraps ErrBusy. After any other
+// error some of the blocks may be removed.
 func (t *Tier) Remove(ctx context.Context, keys []block.Key) (r Removed, err error) {
 	if t.cfg.ReadOnly {
 		return r, fmt.Errorf("remove blocks: %w", errReadOnly)
@@ -98,16 +107,15 @@ func (t *Tier) Remove(ctx context.Context, keys []block.Key) (r Removed, err err
 		return r, fmt.Errorf("remove blocks: %w", queuedErr(ctx))
 	}
 	defer a.release()
-	from, busy := a.headNumber(), 0
+	from, busy, pinned := a.headNumber(), 0, 0
 	for len(keys) > 0 && err == nil {
 		n := min(len(keys), removeBatch)
-		busy += t.removeBatch(a, keys[:n], &r)
+		inUse, pins := t.removeBatch(a, keys[:n], &r)
+		busy, pinned = busy+inUse, pinned+pins
 		keys = keys[n:]
 		err = context.Cause(ctx)
 	}
-	if busy > 0 {
-		r.Left = errors.Join(r.Left, fmt.Errorf("%d blocks are in use: %w", busy, errdefs.ErrBusy))
-	}
+	r.Left = errors.Join(append(blockdir.Staying(busy, pinned), r.Left)...)
 	if serr := t.syncDeletions(context.WithoutCancel(ctx), from); serr != nil {
 		return r, t.fail(fmt.Errorf("make the removal of blocks durable: %w", errors.Join(err, serr)))
 	}
@@ -120,12 +128,17 @@ func (t *Tier) Remove(ctx context.Context, keys []block.Key) (r Removed, err err
 // removeBatch is the number of deletions that are written together.
 const removeBatch = 1024
 
-// removeBatch removes blocks, adds them to r, and returns the number of those in use.
-func (t *Tier) removeBatch(a *appender, keys []block.Key, r *Removed) (busy int) {
+// removeBatch removes blocks and adds them to r. It returns the number of blocks that stay because
+// they are in use or pinned.
+func (t *Tier) removeBatch(a *appender, keys []block.Key, r *Removed) (busy, pinned int) {
 	var recs []*pending
 	var sizes []int64
 	for _, key := range keys {
 		if _, ok := t.table.get(key); !ok {
+			continue
+		}
+		if t.pins.Has(key) {
+			pinned++
 			continue
 		}
 		if !t.locks.TryLockRemoving(key) {
@@ -152,7 +165,7 @@ func (t *Tier) removeBatch(a *appender, keys []block.Key, r *Removed) (busy int)
 		r.Keys = append(r.Keys, p.key)
 		r.Bytes += sizes[i]
 	}
-	return busy
+	return busy, pinned
 }
 
 // deletion returns a deletion of a block. The highest segment number at its time limits the
@@ -176,11 +189,16 @@ func (a *appender) headNumber() uint32 {
 
 // syncDeletions makes the deletions in the segments from a number on durable, under every policy.
 func (t *Tier) syncDeletions(ctx context.Context, from uint32) error {
+	return t.syncSegments(ctx, func(g *segment) bool { return g.number >= from && g.deletes.Load() > 0 })
+}
+
+// syncSegments makes the records of some segments durable, under every policy.
+func (t *Tier) syncSegments(ctx context.Context, some func(g *segment) bool) error {
 	if err := t.syncAll(ctx); err != nil {
 		return err
 	}
 	for _, listed := range t.segments.list() {
-		if listed.number < from || listed.deletes.Load() == 0 {
+		if !some(listed) {
 			continue
 		}
 		g := t.segments.acquire(listed.number)
@@ -253,8 +271,8 @@ func (t *Tier) needsDeletions(g *segment) bool {
 	return deletes > 0 && g.live.Load() == 0 && 4*deletes >= g.used()-page && t.mayHave(g.number-1, g.number)
 }
 
-// countDeletions counts the deletions of a segment without live blocks, if a checkpoint covered them
-// when the log was opened, so that they were not read. The caller holds roundLock.
+// countDeletions counts the deletions of a segment without live blocks, if a checkpoint covered
+// them when the log was opened, so that they were not read. The caller holds roundLock.
 func (t *Tier) countDeletions(ctx context.Context, g *segment) {
 	if g.live.Load() > 0 || g.deletes.Load() > 0 {
 		return

@@ -30,6 +30,7 @@ type Tier struct {
 	segments segments
 	cache    headerCache
 	locks    *usage.KeyLocks
+	pins     blockdir.Pins
 	pause    usage.Pause
 	space    space
 	count    counters
@@ -266,8 +267,9 @@ func (t *Tier) fail(err error) error {
 // Stats returns the counters. Bytes is the total size of the images. CapacityBytes is the bound of
 // the segment files.
 func (t *Tier) Stats() tier.Stats {
-	c := &t.count
+	c, pinned := &t.count, t.pins.Total(t.formats)
 	return tier.Stats{
+		Pinned: pinned.Blocks, PinnedBytes: pinned.Bytes,
 		Blocks: c.blocks.Load(), Bytes: c.bytes.Load(), CapacityBytes: t.cfg.MaxBytes,
 		Hits: c.hits.Load(), Misses: c.misses.Load(),
 		Puts: c.puts.Load(), Evictions: c.evictions.Load(),
@@ -329,7 +331,10 @@ func (t *Tier) delete(ctx context.Context, key block.Key) error {
 		return err
 	}
 	defer t.locks.Unlock(key)
-	if pinned, _ := t.locks.State(key); pinned {
+	if t.pins.Has(key) {
+		return blockdir.ErrPinned
+	}
+	if retained, _ := t.locks.State(key); retained {
 		return fmt.Errorf("it is retained: %w", errdefs.ErrBusy)
 	}
 	if _, ok := t.table.get(key); !ok {

@@ -186,6 +186,7 @@ func (v *verifier) top(d dirfs.Dir) {
 			v.found(n, blockdir.Damaged, blockdir.BadLock(d))
 		case n == blockdir.MarkerName, n == blockdir.LockName, n == "lost+found":
 		case n == blockdir.Quarantine && info.Type.IsDir(), isSegment && info.Regular(), n == indexName && info.Regular():
+		case n == blockdir.PinsName: // opening reports damage
 		case leftover(n) && info.Regular():
 			if !v.isOpen(d) {
 				v.found(n, blockdir.Leftover, "its process has died; the next process that opens the directory removes it")
@@ -227,7 +228,10 @@ func (v *verifier) index(ctx context.Context, use func(t *Tier) error) (err erro
 	if err = t.openDir(); err != nil {
 		return err
 	}
-	if err = t.recover(ctx); err != nil {
+	if err = t.recover(ctx); err == nil {
+		err = t.openPins()
+	}
+	if err != nil {
 		return err
 	}
 	for _, s := range t.damage {

@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kvlane/kvlane/block"
+	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/dirfs"
 )
 
@@ -40,6 +41,21 @@ type Removed struct {
 	Bytes int64       // of their images
 	// Left joins the errors of blocks that stay because they are in use or cannot be removed.
 	Left error
+}
+
+// ErrPinned is the error of removing a pinned block.
+var ErrPinned = fmt.Errorf("it is pinned; unpin it first: %w", errdefs.ErrBusy)
+
+// Staying returns the errors of Removed.Left for blocks that stay because they are in use or
+// pinned.
+func Staying(inUse, pinned int) (errs []error) {
+	if inUse > 0 {
+		errs = append(errs, fmt.Errorf("%d blocks are in use: %w", inUse, errdefs.ErrBusy))
+	}
+	if pinned > 0 {
+		errs = append(errs, fmt.Errorf("%d blocks are pinned and stay; unpin them first: %w", pinned, errdefs.ErrBusy))
+	}
+	return errs
 }
 
 // Holder describes the process of this host that holds the lock of a file: "process PID (NAME)". It

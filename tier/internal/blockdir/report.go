@@ -13,6 +13,7 @@ type Inspection struct {
 	Marker Marker
 	Totals
 	ByGroup     []Totals // in the order of Marker.Groups
+	Pinned      Totals   // pinned blocks, which are stored
 	Temporary   int      // files being written, or left by ended processes
 	Quarantined int
 	// the files of a log, and their bytes
@@ -30,6 +31,7 @@ type Entry struct {
 	Modified time.Time // time of the write, or of the last renewal by a use
 	Group    int       // index into Marker.Groups, or -1 if the key belongs to no group
 	Shards   int       // in the group's layout
+	Pinned   bool      // neither evicted nor removed until it is unpinned
 }
 
 // Collected is the result of GC.

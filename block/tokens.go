@@ -53,3 +53,17 @@ func HashTokens(hashes, parent []byte, tokens []int64, blockTokens int) ([]byte,
 	}
 	return hashes, nil
 }
+
+// TokenKeys returns the keys of the group's whole blocks of a prompt whose hashes are those of
+// HashTokens. group must be in range.
+func (fs Formats) TokenKeys(group int, tokens []int64, blockTokens int) ([]Key, error) {
+	hashes, err := HashTokens(nil, nil, tokens, blockTokens)
+	if err != nil {
+		return nil, err
+	}
+	keys := make([]Key, 0, len(hashes)/HashBytes)
+	for ; len(hashes) > 0; hashes = hashes[HashBytes:] {
+		keys = append(keys, fs.Key(group, hashes[:HashBytes]))
+	}
+	return keys, nil
+}

@@ -30,6 +30,7 @@ type Store struct {
 	pipeline  *pipeline.Pipeline
 	sched     *task.Scheduler
 	admission admission.Model
+	refused   *tier.Recent[time.Time] // last times at which Worth refused blocks
 	loader    *load.Loader
 	dumper    *dump.Dumper
 	loads     *renew.Stream
@@ -74,6 +75,7 @@ func Open(c Config) (*Store, error) {
 		readers:   pool.New(c.Readers),
 		checks:    pool.New(c.Checkers),
 		closeLock: make(chan struct{}, 1),
+		refused:   tier.NewRecent[time.Time](refusedMost),
 	}
 	s.loads, s.dumps = s.newStream("load", c.OpenLoad), s.newStream("dump", c.OpenDump)
 	loads := s.newEnv(mem.ToPages, s.loads)

@@ -10,6 +10,9 @@ import (
 // probeBlocks is the number of blocks that a probe prefetches.
 const probeBlocks = 8
 
+// refusedMost is the number of refused blocks that Store.Why knows.
+const refusedMost = 1 << 14
+
 // Worth returns the number of a lease's blocks, from the first, whose loading saves the most time
 // compared with computing them. It uses the recent times of loads, prefetches, computing
 // (Store.Computed) and the program (Store.Delayed). tokens is the number of tokens that all blocks
@@ -38,6 +41,15 @@ func (s *Store) Worth(l *Lease, tokens int64) int {
 	if n == len(keys) {
 		return n
 	}
+	if n = s.probeRefused(&p, keys, n); n < len(keys) {
+		s.refused.Add(s.cfg.Clock.Now(), keys[n:min(len(keys), n+refusedMost)]...)
+	}
+	return n
+}
+
+// probeRefused measures occasionally whether loading the blocks from n on has become faster. It
+// returns the number of blocks to load.
+func (s *Store) probeRefused(p *admission.Prefix, keys []block.Key, n int) int {
 	// Probe the first blocks that are not in memory, else those in memory.
 	source, first := admission.Memory, n
 	for i := n; i < len(keys) && source == admission.Memory; i++ {
@@ -54,7 +66,7 @@ func (s *Store) Worth(l *Lease, tokens int64) int {
 		s.probe(source, keys[first:end])
 		return n
 	}
-	s.admission.Probed(source, s.cfg.Clock.Now(), s.admission.Cost(p))
+	s.admission.Probed(source, s.cfg.Clock.Now(), s.admission.Cost(*p))
 	return len(keys)
 }
 

@@ -69,7 +69,7 @@ var mayImport = map[string]string{
 	"stream/renew": onDevice + " stream",
 
 	// Code shared by durable tiers.
-	"tier/internal/blockdir": "errdefs block mem internal/dirfs",
+	"tier/internal/blockdir": "errdefs block mem tier internal/dirfs",
 	"tier/internal/usage":    "errdefs block",
 
 	// File access for tiers.

@@ -281,6 +281,23 @@ func (d *osDir) SetTime(name string, t time.Time) error {
 	})
 }
 
+// Born returns the time at which a file was created. It is zero if that is unknown.
+func Born(d Dir, name string) (t time.Time) {
+	o, ok := d.(*osDir)
+	if !ok {
+		return t
+	}
+	_ = o.at("stat", name, func(dir int, base string) error {
+		var st unix.Statx_t
+		err := unix.Statx(dir, base, unix.AT_SYMLINK_NOFOLLOW, unix.STATX_BTIME, &st)
+		if err == nil && st.Mask&unix.STATX_BTIME != 0 {
+			t = time.Unix(st.Btime.Sec, int64(st.Btime.Nsec))
+		}
+		return err
+	})
+	return t
+}
+
 // osFile is an open file descriptor. It does not use os.File, which would register each file with
 // the network poller.
 type osFile struct {

@@ -34,6 +34,8 @@ type Pipeline struct {
 	// Unverified is set if a tier below can read without verification (tier.Reader).
 	Unverified bool
 	Count      Counters
+	// Refused has the last blocks that a durable tier did not store.
+	Refused *tier.Recent[Refusal]
 
 	noWait   context.Context // an ended context, for calls of tiers that must not block
 	position []int           // by index in Durable: index in the pipeline, where 0 is the cache
@@ -88,7 +90,7 @@ var errNoWait = fmt.Errorf("not available without waiting: %w", errdefs.ErrBusy)
 
 // New returns a pipeline.
 func New(c Config) *Pipeline {
-	p := &Pipeline{Config: c, MaxTries: maxTries, Transient: IsTransient(c.Cache)}
+	p := &Pipeline{Config: c, MaxTries: maxTries, Transient: IsTransient(c.Cache), Refused: tier.NewRecent[Refusal](explained)}
 	for i, t := range c.Lower {
 		if r, ok := t.(tier.ReadOnlyTier); !ok || !r.ReadOnly() {
 			p.Durable, p.position = append(p.Durable, t), append(p.position, 1+i)
@@ -202,9 +204,20 @@ func (p *Pipeline) CountBadCopy(key block.Key, err error) {
 	p.Hooks.badCopy(key, err)
 }
 
+// explained is the number of blocks whose refusals are kept for explanations.
+const explained = 1 << 14
+
+// Refusal is the failure of a tier to store a block of a dump.
+type Refusal struct {
+	Tier int // index in the pipeline, where 0 is the cache
+	Time time.Time
+	Err  error
+}
+
 // CountLeftOut counts a block that durable tier n failed to store, and calls Hooks.LeftOut.
 func (p *Pipeline) CountLeftOut(n int, key block.Key, err error) {
 	p.Count.LeftOut[p.position[n]].Add(1)
+	p.Refused.Add(Refusal{p.position[n], p.Clock.Now(), err}, key)
 	p.Hooks.leftOut(p.Durable[n].Name(), key, err)
 }
 

@@ -86,8 +86,9 @@ type Tier struct {
 	policy      *policy
 	order       *tier.Order // see SetOrder; may be nil
 	failed      *recent[block.Key, error]
-	orphans     map[block.Key]int // number of retains of blocks that were found corrupt after they were retained
-	retained    int               // number of retained slots
+	removed     *tier.Recent[time.Duration] // times of evictions, relative to opened
+	orphans     map[block.Key]int           // number of retains of blocks that were found corrupt after they were retained
+	retained    int                         // number of retained slots
 	retainMax   int
 	waiters     []*waiter // callers that wait for a slot, in the order of their calls
 	quarantined map[uint32]<-chan struct{}
@@ -139,6 +140,7 @@ func Open(c Config) (*Tier, error) {
 		sums:        make([]uint64, n*shards),
 		shards:      shards,
 		failed:      newRecent[block.Key, error](min(n, maxFailures)),
+		removed:     tier.NewRecent[time.Duration](maxRemoved),
 		orphans:     make(map[block.Key]int),
 		retainMax:   n,
 		quarantined: make(map[uint32]<-chan struct{}),

@@ -109,6 +109,7 @@ func (t *Tier) takeSlot() (uint32, bool) {
 		if t.evicted != nil {
 			t.evicted(t.entries[slot].key)
 		}
+		t.removed.Add(t.clock.Since(t.opened), t.entries[slot].key)
 		t.drop(slot)
 		t.stats.Evictions++
 	}

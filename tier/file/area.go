@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/tier/internal/blockdir"
 	"github.com/kvlane/kvlane/tier/internal/usage"
 )
 
@@ -58,7 +59,9 @@ func (t *Tier) newArea(name string, l limits, bound int64, dirs ...*dir) *area {
 	}
 	a.failure.Store(new(error))
 	for _, d := range dirs {
-		d.area = a
+		if d.area = a; !a.cfg.ReadOnly {
+			d.removals = blockdir.NewRemovals(d, bound)
+		}
 	}
 	return a
 }

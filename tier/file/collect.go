@@ -9,6 +9,7 @@ import (
 	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/dirfs"
+	"github.com/kvlane/kvlane/tier"
 	"github.com/kvlane/kvlane/tier/internal/blockdir"
 	"github.com/kvlane/kvlane/tier/internal/usage"
 )
@@ -124,7 +125,7 @@ func (a *area) round() (retry bool) {
 		errs = append(errs, err)
 	}
 	if tooMuch && !retry && !a.cfg.ReadOnly {
-		n, err := a.collect(a.ctx, a.space.target())
+		n, err := a.collect(a.ctx, a.space.target(), a.cause())
 		errs = append(errs, err)
 		if a.yielding && a.others.Load() > 0 {
 			a.count.yielded.Add(int64(n))
@@ -187,7 +188,7 @@ func (t *Tier) GC(ctx context.Context, targetBytes int64) (removed int, err erro
 		if len(t.areas) > 1 {
 			target = int64(float64(targetBytes) * float64(a.storedBytes()) / float64(max(all, 1)))
 		}
-		n, err := a.collect(ctx, target)
+		n, err := a.collect(ctx, target, tier.CauseGC)
 		removed, errs = removed+n, append(errs, err)
 	}
 	if err := errors.Join(errs...); err != nil {
@@ -196,9 +197,20 @@ func (t *Tier) GC(ctx context.Context, targetBytes int64) (removed int, err erro
 	return removed, nil
 }
 
-// collect evicts the coldest blocks until target bytes are left. It skips, counts and reports
-// blocks that it cannot remove.
-func (a *area) collect(ctx context.Context, target int64) (removed int, err error) {
+// cause returns the cause of evictions by the collector.
+func (a *area) cause() tier.Cause {
+	switch {
+	case a.space.full() != nil:
+		return tier.CauseFull
+	case a.yielding && a.others.Load() > 0:
+		return tier.CauseShare
+	}
+	return tier.CauseBound
+}
+
+// collect evicts the coldest blocks until target bytes are left, and records the cause. It skips,
+// counts and reports blocks that it cannot remove.
+func (a *area) collect(ctx context.Context, target int64, cause tier.Cause) (removed int, err error) {
 	// Two concurrent rounds would evict too much.
 	select {
 	case a.roundLock <- struct{}{}:
@@ -206,8 +218,11 @@ func (a *area) collect(ctx context.Context, target int64) (removed int, err erro
 	case <-ctx.Done():
 		return 0, context.Cause(ctx)
 	}
-	r := round{a: a, failed: make(map[block.Key]error)}
+	r := round{a: a, cause: cause, failed: make(map[block.Key]error)}
 	err = r.run(ctx, target)
+	for _, d := range a.dirs {
+		d.removals.Flush()
+	}
 	a.stuck.Store(int64(len(r.failed)))
 	var errs []error
 	for _, e := range r.failed {
@@ -224,6 +239,7 @@ func (a *area) storedBytes() int64 {
 // round is the state of one eviction round.
 type round struct {
 	a                 *area
+	cause             tier.Cause
 	removed           int
 	freed             int64               // bytes of the removed blocks
 	counting, listing error               // errors of counting and of listing files
@@ -273,6 +289,7 @@ func (r *round) remove(c *candidate) bool {
 	case err == nil && !there:
 		r.removed++
 		r.freed += r.a.formats.ImageBytes(c.key)
+		r.a.dirs[c.dir].removals.Add(r.a.clock.Now(), c.key, r.cause)
 		return true
 	case blockdir.Gone(err):
 		return true

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync/atomic"
+	"time"
 
 	"github.com/zeebo/xxh3"
 	"golang.org/x/sys/unix"
@@ -15,6 +16,7 @@ import (
 	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/dirfs"
+	"github.com/kvlane/kvlane/tier"
 	"github.com/kvlane/kvlane/tier/internal/blockdir"
 )
 
@@ -28,7 +30,8 @@ type dir struct {
 	renewing  chan struct{}           // holds an element while the session is being renewed
 	session   atomic.Pointer[session] // nil in a read-only tier
 	swept     int
-	left      int // files of dead sessions that could not be removed
+	left      int                // files of dead sessions that could not be removed
+	removals  *blockdir.Removals // nil in a read-only tier
 	buckets   [buckets]bucket
 	pins      blockdir.Pins
 	pinsErr   atomic.Pointer[error] // damage of the list of pins, or nil
@@ -147,6 +150,12 @@ func (d *dir) openLocked(c *Config) error {
 	s, err := openSession(d)
 	d.session.Store(s)
 	return err
+}
+
+// noteRemoval writes the removal of a block to the removal log.
+func (d *dir) noteRemoval(now time.Time, key block.Key, cause tier.Cause) {
+	d.removals.Add(now, key, cause)
+	d.removals.Flush()
 }
 
 // close closes the session and the directory.

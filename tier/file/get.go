@@ -163,6 +163,9 @@ func (t *Tier) quarantineFile(d *dir, key block.Key, bad dirfs.Info) error {
 		t.dropPin(d, key)
 		err = t.removeName(d, key, func() error { return t.moveToQuarantine(d, key, bad) })
 	}
+	if err == nil {
+		d.noteRemoval(t.clock.Now(), key, tier.CauseDamage)
+	}
 	if err != nil && !blockdir.Gone(err) {
 		return fmt.Errorf("quarantine it: %w", err)
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/dirfs"
+	"github.com/kvlane/kvlane/tier"
 	"github.com/kvlane/kvlane/tier/internal/blockdir"
 	"github.com/kvlane/kvlane/tier/internal/usage"
 )
@@ -208,6 +209,8 @@ func (d *existing) collect(ctx context.Context, targetBytes int64, c *Collected)
 	c.Before, c.After = stored.Bytes, stored.Bytes
 	failed := make(map[block.Key]bool)
 	pins := blockdir.Pins{Locks: usage.NewKeyLocks()}
+	removals := blockdir.NewRemovals(d, 0)
+	defer removals.Flush()
 	for c.After > targetBytes {
 		if _, err := pins.Refresh(d); err != nil && !errors.Is(err, errdefs.ErrCorrupt) {
 			return err
@@ -224,7 +227,7 @@ func (d *existing) collect(ctx context.Context, targetBytes int64, c *Collected)
 			if c.After <= targetBytes {
 				break
 			}
-			switch gone, err := d.evict(&cold[i], &pins); {
+			switch gone, err := d.evict(&cold[i], &pins, removals); {
 			case err != nil:
 				failed[cold[i].key] = true
 				errs = append(errs, err)
@@ -258,9 +261,9 @@ func newerVersion(d dirfs.Dir, name string) error {
 	return err
 }
 
-// evict removes a block, unless it was used or pinned since the search. It reports whether the
-// block was removed.
-func (d *existing) evict(c *candidate, pins *blockdir.Pins) (bool, error) {
+// evict removes a block, unless it was used or pinned since the search, and records that. It
+// reports whether the block is gone.
+func (d *existing) evict(c *candidate, pins *blockdir.Pins, removals *blockdir.Removals) (bool, error) {
 	name := blockName(c.key)
 	info, err := d.Stat(name)
 	if err == nil && !info.Modified.Equal(c.modified) {
@@ -279,6 +282,9 @@ func (d *existing) evict(c *candidate, pins *blockdir.Pins) (bool, error) {
 	}
 	if err == nil {
 		err = d.Remove(name)
+	}
+	if err == nil {
+		removals.Add(time.Now(), c.key, tier.CauseGC)
 	}
 	if err != nil && !blockdir.Gone(err) {
 		return false, fmt.Errorf("remove cold block %s: %w", c.key, err)

@@ -13,6 +13,7 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/dirfs"
 	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/tier"
 	"github.com/kvlane/kvlane/tier/internal/blockdir"
 	"github.com/kvlane/kvlane/tier/internal/usage"
 )
@@ -337,5 +338,9 @@ func (t *Tier) delete(ctx context.Context, key block.Key) error {
 	if retained, _ := t.locks.State(key); retained {
 		return fmt.Errorf("it is retained: %w", errdefs.ErrBusy)
 	}
-	return blockdir.WriteError(t.removeName(d, key, func() error { return d.Remove(blockName(key)) }))
+	if err := t.removeName(d, key, func() error { return d.Remove(blockName(key)) }); err != nil {
+		return blockdir.WriteError(err)
+	}
+	d.noteRemoval(t.clock.Now(), key, tier.CauseProgram)
+	return nil
 }

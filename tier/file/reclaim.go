@@ -13,6 +13,7 @@ import (
 	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/dirfs"
+	"github.com/kvlane/kvlane/tier"
 	"github.com/kvlane/kvlane/tier/internal/blockdir"
 )
 
@@ -138,6 +139,8 @@ func (a *area) emptyFolder(ctx context.Context, n *neighbour, parent, d dirfs.Di
 	if errors.Is(err, errdefs.ErrCorrupt) {
 		err = nil // the intact entries are in force
 	}
+	removals := blockdir.NewRemovals(d, a.bound)
+	defer removals.Flush()
 	for ; err == nil && bytes > 0 && removed < reclaimMost && ctx.Err() == nil; removed++ {
 		if len(n.cold) == 0 {
 			need := blocksOf(n.formats, bytes)
@@ -156,6 +159,7 @@ func (a *area) emptyFolder(ctx context.Context, n *neighbour, parent, d dirfs.Di
 			err = fmt.Errorf("remove cold block %s: %w", c.key, rerr)
 			break
 		}
+		removals.Add(a.clock.Now(), c.key, tier.CauseShare)
 		size := n.formats.ImageBytes(c.key)
 		bytes -= size
 		r.Bytes, r.Blocks = max(0, r.Bytes-size), max(0, r.Blocks-1)
@@ -223,7 +227,8 @@ func removeFolder(parent, d dirfs.Dir, name string) (gone bool, err error) {
 // ownFile reports whether a file directly in a directory of blocks was made by kvlane.
 func ownFile(name string) bool {
 	return name == blockdir.MarkerName || name == blockdir.LockName || name == blockdir.RecordName || name == blockdir.RecordTemp ||
-		name == blockdir.PinsName || name == blockdir.PinsTemp || strings.HasPrefix(name, blockdir.MarkerTemp)
+		name == blockdir.PinsName || name == blockdir.PinsTemp ||
+		name == blockdir.RemovalsName || name == blockdir.RemovalsOld || strings.HasPrefix(name, blockdir.MarkerTemp)
 }
 
 func removalOrder(name string) int {

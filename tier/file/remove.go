@@ -4,12 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/jonboulle/clockwork"
 
 	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/dirfs"
+	"github.com/kvlane/kvlane/tier"
 	"github.com/kvlane/kvlane/tier/internal/blockdir"
 )
 
@@ -62,6 +64,8 @@ func (d *existing) remove(ctx context.Context, sel *Selection, r *Removed) error
 	if err != nil && !errors.Is(err, errdefs.ErrCorrupt) {
 		return err
 	}
+	removals := blockdir.NewRemovals(d, 0)
+	defer removals.Flush()
 	var errs []error
 	pinned := 0
 	for b := range buckets {
@@ -85,6 +89,7 @@ func (d *existing) remove(ctx context.Context, sel *Selection, r *Removed) error
 			if err := d.Remove(blockName(e.Key)); err == nil {
 				r.Keys = append(r.Keys, e.Key)
 				r.Bytes += e.Bytes
+				removals.Add(time.Now(), e.Key, sel.Cause())
 			} else if !blockdir.Gone(err) {
 				errs = append(errs, fmt.Errorf("block %s: %w", e.Key, err))
 			}
@@ -129,6 +134,7 @@ func (t *Tier) Remove(ctx context.Context, keys []block.Key) (r Removed, err err
 			changed[folder{d, key[0]}] = true
 			r.Keys = append(r.Keys, key)
 			r.Bytes += t.formats.ImageBytes(key)
+			d.removals.Add(t.clock.Now(), key, tier.CauseRequest)
 		case errors.Is(derr, blockdir.ErrPinned):
 			pinned++
 		case errors.Is(derr, errdefs.ErrBusy):
@@ -136,6 +142,9 @@ func (t *Tier) Remove(ctx context.Context, keys []block.Key) (r Removed, err err
 		case !blockdir.Gone(derr):
 			errs = append(errs, fmt.Errorf("block %s: %w", key, blockdir.WriteError(derr)))
 		}
+	}
+	for _, d := range t.dirs {
+		d.removals.Flush()
 	}
 	for f := range changed {
 		if _, serr := blockdir.SyncFolder(f.d, bucketName(f.bucket)); serr != nil {

@@ -10,6 +10,7 @@ import (
 
 	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/internal/dirfs"
+	"github.com/kvlane/kvlane/tier"
 	"github.com/kvlane/kvlane/tier/internal/blockdir"
 )
 
@@ -54,6 +55,8 @@ func (v *verifier) repair(ctx context.Context, r *Repaired) error {
 		}
 		r.MarkerMade = true
 	}
+	v.removals = blockdir.NewRemovals(v, 0)
+	defer v.removals.Flush()
 	for _, b := range v.damaged {
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
@@ -98,5 +101,6 @@ func (v *verifier) setAside(r *Repaired, found int, name string, key block.Key, 
 	if to, err := quarantineFrom(v, name, time.Now(), key, bad); err == nil {
 		r.SetAside++
 		r.Findings[found].MovedTo = v.root + "/" + to
+		v.removals.Add(time.Now(), key, tier.CauseDamage)
 	}
 }

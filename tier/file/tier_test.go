@@ -162,7 +162,7 @@ func files(t *testing.T, dir string) []string {
 		}
 		rel, err := filepath.Rel(dir, p)
 		switch filepath.Base(rel) {
-		case "kvlane.json", "kvlane.lock", "lock":
+		case "kvlane.json", "kvlane.lock", "kvlane.removed", "lock":
 		default:
 			found = append(found, rel)
 		}

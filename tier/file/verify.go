@@ -49,6 +49,7 @@ type verifier struct {
 	namesOnly bool
 
 	// for Repair
+	removals  *blockdir.Removals
 	markerBad bool
 	damaged   []damagedBlock
 	misplaced []misplacedBlock
@@ -246,7 +247,8 @@ func (v *verifier) top(context.Context) error {
 			}
 		}
 		switch n {
-		case blockdir.MarkerName, blockdir.LockName, blockdir.RecordName, blockdir.RecordTemp, blockdir.PinsTemp, "lost+found":
+		case blockdir.MarkerName, blockdir.LockName, blockdir.RecordName, blockdir.RecordTemp, blockdir.PinsTemp,
+			blockdir.RemovalsName, blockdir.RemovalsOld, "lost+found":
 			continue
 		case blockdir.PinsName:
 			if _, err := blockdir.ReadPins(v); errors.Is(err, errdefs.ErrCorrupt) {

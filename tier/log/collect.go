@@ -8,6 +8,7 @@ import (
 
 	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/tier"
 	"github.com/kvlane/kvlane/tier/internal/blockdir"
 	"github.com/kvlane/kvlane/tier/internal/usage"
 )
@@ -53,8 +54,8 @@ func (t *Tier) round() error {
 	if t.checkpointDue() {
 		errs = append(errs, t.checkpoint())
 	}
-	_, err := t.collect(t.ctx, t.space.excess, sweep{keep: true, paced: true})
-	_, gerr := t.collect(t.ctx, t.garbage, sweep{all: true, paced: true})
+	_, err := t.collect(t.ctx, t.space.excess, sweep{keep: true, paced: true, cause: t.space.cause()})
+	_, gerr := t.collect(t.ctx, t.garbage, sweep{all: true, paced: true, cause: tier.CauseBound})
 	return errors.Join(append(errs, err, gerr)...)
 }
 
@@ -88,7 +89,7 @@ func (t *Tier) GC(ctx context.Context, targetBytes int64) (removed int, err erro
 	}
 	defer t.ops.EndOp()
 	err = t.sealAll()
-	removed, cerr := t.collect(ctx, func() int64 { return t.space.usedBytes() - targetBytes }, sweep{})
+	removed, cerr := t.collect(ctx, func() int64 { return t.space.usedBytes() - targetBytes }, sweep{cause: tier.CauseGC})
 	if err = errors.Join(err, cerr); err != nil {
 		return removed, t.fail(fmt.Errorf("collect down to %d bytes: %w", targetBytes, err))
 	}
@@ -102,6 +103,7 @@ type sweep struct {
 	keep  bool // keep some blocks with a high rank: see keepFrom
 	all   bool // keep all blocks
 	paced bool // move slowly while no write waits for space
+	cause tier.Cause
 }
 
 // collect empties segments while excess is positive. It skips, counts and reports segments that it
@@ -139,6 +141,7 @@ func (t *Tier) collect(ctx context.Context, excess func() int64, s sweep) (remov
 			}
 		}
 	}
+	t.removals.Flush()
 	t.count.stuck.Store(int64(len(failed)))
 	if ctx.Err() != nil {
 		errs = append(errs, context.Cause(ctx))
@@ -209,6 +212,7 @@ func (e *compaction) empty(ctx context.Context) error {
 		for _, lost := range t.table.removeAll(func(x entry) bool { return x.segment == v.number && !t.inUse(x.key) }) {
 			t.uncount(lost)
 			t.count.evictions.Add(1)
+			t.removals.Add(t.clock.Now(), lost.key, tier.CauseDamage)
 			e.evicted++
 		}
 		if v.live.Load() > 0 {
@@ -299,6 +303,7 @@ func (e *compaction) evict(have entry) {
 	if was, ok := e.t.table.remove(have.key, func(now entry) bool { return now.place == have.place }); ok {
 		e.t.uncount(was)
 		e.t.count.evictions.Add(1)
+		e.t.removals.Add(e.t.clock.Now(), have.key, e.cause)
 		e.evicted++
 	}
 }

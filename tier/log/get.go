@@ -11,6 +11,7 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/dirfs"
 	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/tier"
 	"github.com/kvlane/kvlane/tier/internal/blockdir"
 	"github.com/kvlane/kvlane/tier/internal/usage"
 )
@@ -210,6 +211,7 @@ func (t *Tier) setAsideOwned(ctx context.Context, key block.Key, bad entry, imag
 	}
 	t.uncount(e)
 	t.dropPin(key)
+	t.noteRemoval(key, tier.CauseDamage)
 	if err := t.tombstone(ctx, key); err != nil {
 		t.count.errors.Add(1) // after a restart the block is found corrupt again
 	}

@@ -87,6 +87,9 @@ func (t *Tier) open(ctx context.Context) error {
 	if err := t.openMarker(); err != nil {
 		return err
 	}
+	if !t.cfg.ReadOnly {
+		t.removals = blockdir.NewRemovals(t.dir, t.cfg.MaxBytes)
+	}
 	if err := t.recover(ctx); err != nil {
 		return err
 	}
@@ -387,6 +390,7 @@ func (t *Tier) replay(ctx context.Context, r group, durable position) (torn bool
 			}
 			if errors.Is(err, errdefs.ErrCorrupt) || errors.Is(err, errdefs.ErrNotFound) {
 				torn = true
+				t.removals.Add(t.clock.Now(), rec.key, tier.CauseDamage)
 				continue
 			}
 			if err == nil {

@@ -11,6 +11,7 @@ import (
 	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/dirfs"
+	"github.com/kvlane/kvlane/tier"
 	"github.com/kvlane/kvlane/tier/internal/blockdir"
 	"github.com/kvlane/kvlane/tier/internal/usage"
 )
@@ -30,7 +31,7 @@ func Remove(ctx context.Context, dir string, sel Selection) (Removed, error) {
 
 func remove(ctx context.Context, fsys dirfs.FS, path string, sel Selection) (r Removed, err error) {
 	err = withSelected(ctx, fsys, path, "remove blocks", &sel, func(t *Tier, keys []block.Key) error {
-		if r, err = t.Remove(ctx, keys); err != nil || len(r.Keys) == 0 {
+		if r, err = t.remove(ctx, keys, sel.Cause()); err != nil || len(r.Keys) == 0 {
 			return err
 		}
 		// Free the space of the removed blocks. They stay removed if this fails.
@@ -93,6 +94,10 @@ func (t *Tier) selected(m *blockdir.Marker, sel *Selection) (keys []block.Key, e
 // being written or removed, stay: Removed.Left has an error that wraps ErrBusy. After any other
 // error some of the blocks may be removed.
 func (t *Tier) Remove(ctx context.Context, keys []block.Key) (r Removed, err error) {
+	return t.remove(ctx, keys, tier.CauseRequest)
+}
+
+func (t *Tier) remove(ctx context.Context, keys []block.Key, cause tier.Cause) (r Removed, err error) {
 	if t.cfg.ReadOnly {
 		return r, fmt.Errorf("remove blocks: %w", errReadOnly)
 	}
@@ -107,10 +112,11 @@ func (t *Tier) Remove(ctx context.Context, keys []block.Key) (r Removed, err err
 		return r, fmt.Errorf("remove blocks: %w", queuedErr(ctx))
 	}
 	defer a.release()
+	defer t.removals.Flush()
 	from, busy, pinned := a.headNumber(), 0, 0
 	for len(keys) > 0 && err == nil {
 		n := min(len(keys), removeBatch)
-		inUse, pins := t.removeBatch(a, keys[:n], &r)
+		inUse, pins := t.removeBatch(a, keys[:n], cause, &r)
 		busy, pinned = busy+inUse, pinned+pins
 		keys = keys[n:]
 		err = context.Cause(ctx)
@@ -130,7 +136,7 @@ const removeBatch = 1024
 
 // removeBatch removes blocks and adds them to r. It returns the number of blocks that stay because
 // they are in use or pinned.
-func (t *Tier) removeBatch(a *appender, keys []block.Key, r *Removed) (busy, pinned int) {
+func (t *Tier) removeBatch(a *appender, keys []block.Key, cause tier.Cause, r *Removed) (busy, pinned int) {
 	var recs []*pending
 	var sizes []int64
 	for _, key := range keys {
@@ -163,6 +169,7 @@ func (t *Tier) removeBatch(a *appender, keys []block.Key, r *Removed) (busy, pin
 			continue
 		}
 		r.Keys = append(r.Keys, p.key)
+		t.removals.Add(t.clock.Now(), p.key, cause)
 		r.Bytes += sizes[i]
 	}
 	return busy, pinned

@@ -3,6 +3,8 @@ package log
 import (
 	"sync"
 	"time"
+
+	"github.com/kvlane/kvlane/tier"
 )
 
 // space counts the bytes of the segments, and refuses new segments beyond the bound.
@@ -148,4 +150,14 @@ func (s *space) usedBytes() int64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.used
+}
+
+// cause returns the cause of evictions while excess is positive.
+func (s *space) cause() tier.Cause {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.most != s.configured {
+		return tier.CauseFull
+	}
+	return tier.CauseBound
 }

@@ -24,8 +24,9 @@ type Tier struct {
 	clock    clockwork.Clock
 	formats  block.Formats
 	dir      dirfs.Dir
-	lock     dirfs.File // held while the tier is open; nil in a read-only tier
-	id       [16]byte   // id of the directory
+	lock     dirfs.File         // held while the tier is open; nil in a read-only tier
+	id       [16]byte           // id of the directory
+	removals *blockdir.Removals // nil in a read-only tier
 	table    table
 	segments segments
 	cache    headerCache
@@ -111,6 +112,7 @@ func (t *Tier) Close(ctx context.Context) error {
 	err := t.ops.Release(ctx, []<-chan struct{}{ended}, func() (err error) {
 		if !t.cfg.ReadOnly {
 			err = errors.Join(t.sealAll(), t.checkpoint())
+			t.removals.Flush()
 		}
 		return errors.Join(err, t.closeFiles())
 	})
@@ -345,5 +347,12 @@ func (t *Tier) delete(ctx context.Context, key block.Key) error {
 	} else if err != nil {
 		return blockdir.WriteError(err)
 	}
+	t.noteRemoval(key, tier.CauseProgram)
 	return nil
+}
+
+// noteRemoval writes the removal of a block to the removal log.
+func (t *Tier) noteRemoval(key block.Key, cause tier.Cause) {
+	t.removals.Add(t.clock.Now(), key, cause)
+	t.removals.Flush()
 }

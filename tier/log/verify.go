@@ -185,6 +185,7 @@ func (v *verifier) top(d dirfs.Dir) {
 		case n == blockdir.LockName && !info.Regular():
 			v.found(n, blockdir.Damaged, blockdir.BadLock(d))
 		case n == blockdir.MarkerName, n == blockdir.LockName, n == "lost+found":
+		case (n == blockdir.RemovalsName || n == blockdir.RemovalsOld) && info.Regular():
 		case n == blockdir.Quarantine && info.Type.IsDir(), isSegment && info.Regular(), n == indexName && info.Regular():
 		case n == blockdir.PinsName: // opening reports damage
 		case leftover(n) && info.Regular():

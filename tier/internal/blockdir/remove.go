@@ -12,6 +12,7 @@ import (
 	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/dirfs"
+	"github.com/kvlane/kvlane/tier"
 )
 
 // Selection selects blocks of a directory. A block must match every field that is set. The zero
@@ -33,6 +34,14 @@ func (s *Selection) Matcher(m *Marker) func(e *Entry) bool {
 		identity := s.Identity == block.Digest{} || e.Group >= 0 && m.Groups[e.Group].Digest == s.Identity
 		return identity && (s.Keys == nil || keys[e.Key]) && (s.Before.IsZero() || e.Modified.Before(s.Before))
 	}
+}
+
+// Cause returns the cause of removals by the selection.
+func (s *Selection) Cause() tier.Cause {
+	if s.Keys == nil && !s.Before.IsZero() {
+		return tier.CauseAge
+	}
+	return tier.CauseRequest
 }
 
 // Removed is the result of Remove.

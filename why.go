@@ -11,8 +11,8 @@ import (
 // Why states where a block is stored, or why it is not.
 type Why = tier.Why
 
-// Verdict describes the blocks of a prompt in one sentence: the length of the stored prefix, and why
-// the next block is missing.
+// Verdict describes the blocks of a prompt in one sentence: the length of the stored prefix, and
+// why the next block is missing.
 func Verdict(blocks []Why) string { return tier.Verdict(blocks) }
 
 // Why states for each key which tiers have its block since when, or why they do not: it was removed

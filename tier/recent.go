@@ -6,8 +6,8 @@ import (
 	"github.com/kvlane/kvlane/block"
 )
 
-// Recent keeps a value for each of the most recently added blocks, up to a fixed number. The methods
-// are safe for concurrent use. The zero value keeps none.
+// Recent keeps a value for each of the most recently added blocks, up to a fixed number. Its
+// methods are safe for concurrent use.
 type Recent[V any] struct {
 	mu   sync.Mutex
 	most int
@@ -21,7 +21,7 @@ type recentValue[V any] struct {
 	slot  int // index of the key's last addition in ring
 }
 
-// NewRecent returns an empty Recent for up to most blocks.
+// NewRecent returns an empty Recent for up to most blocks, at least 1.
 func NewRecent[V any](most int) *Recent[V] {
 	return &Recent[V]{most: most, of: make(map[block.Key]recentValue[V])}
 }
@@ -33,13 +33,11 @@ func (r *Recent[V]) Add(value V, keys ...block.Key) {
 	for _, key := range keys {
 		if len(r.ring) < r.most {
 			r.ring = append(r.ring, key)
-		} else if r.most > 0 {
+		} else {
 			if old := r.ring[r.next]; r.of[old].slot == r.next {
 				delete(r.of, old)
 			}
 			r.ring[r.next] = key
-		} else {
-			return
 		}
 		r.of[key] = recentValue[V]{value, r.next}
 		r.next = (r.next + 1) % r.most

@@ -80,8 +80,8 @@ type Explanation struct {
 	Place string `json:"place,omitempty"`
 	// Reason is the reason for Place, or for State Failed. It may be empty.
 	Reason string `json:"reason,omitempty"`
-	// Stored is the time when the block was stored, or of a later write next to it in a log. Used is
-	// the time of its last recorded use. Zero: unknown.
+	// Stored is the time when the block was stored, or of a later write next to it in a log. Used
+	// is the time of its last recorded use. Zero: unknown.
 	Stored time.Time `json:"stored,omitzero"`
 	Used   time.Time `json:"used,omitzero"`
 	// Removed is the last recorded removal of a block that is not Ready, or nil.
@@ -222,8 +222,8 @@ func (w *Why) String() string {
 	return s
 }
 
-// Verdict describes the blocks of a prompt in one sentence: the length of its stored prefix, and why
-// the next block is missing.
+// Verdict describes the blocks of a prompt in one sentence: the length of its stored prefix, and
+// why the next block is missing.
 func Verdict(blocks []Why) string {
 	n, all := 0, 0
 	for i := range blocks {

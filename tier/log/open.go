@@ -389,8 +389,8 @@ func (t *Tier) replay(ctx context.Context, r group, durable position) (torn bool
 				return torn, context.Cause(ctx)
 			}
 			if errors.Is(err, errdefs.ErrCorrupt) || errors.Is(err, errdefs.ErrNotFound) {
-				torn = true
 				t.removals.Add(t.clock.Now(), rec.key, tier.CauseDamage)
+				torn = true
 				continue
 			}
 			if err == nil {

@@ -316,6 +316,9 @@ func (t *Tier) Delete(ctx context.Context, key block.Key) error {
 	}
 	defer t.ops.EndOp()
 	err := t.delete(ctx, key)
+	if err == nil {
+		t.noteRemoval(key, tier.CauseProgram)
+	}
 	if err != nil && !errors.Is(err, errdefs.ErrBusy) && !errors.Is(err, errdefs.ErrNotFound) {
 		t.count.errors.Add(1)
 	}
@@ -347,7 +350,6 @@ func (t *Tier) delete(ctx context.Context, key block.Key) error {
 	} else if err != nil {
 		return blockdir.WriteError(err)
 	}
-	t.noteRemoval(key, tier.CauseProgram)
 	return nil
 }
 

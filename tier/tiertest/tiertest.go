@@ -57,6 +57,7 @@ func Run(t *testing.T, c Config) {
 		{name: "PutManyConcurrently", run: testPutManyConcurrently},
 		{name: "Read", run: testRead},
 		{name: "Stats", run: testStats},
+		{name: "Explain", run: testExplain},
 		{name: "Hammer", run: testHammer},
 		{name: "OperationLog", run: testOperationLog},
 		{name: "Corrupt", run: testCorrupt, skip: c.Corrupt == nil},

@@ -14,7 +14,11 @@ import (
 )
 
 func TestWhyModel(t *testing.T) {
-	for seed := range uint64(3) {
+	seeds := uint64(3)
+	if testing.Short() {
+		seeds = 1
+	}
+	for seed := range seeds {
 		synctest.Test(t, func(t *testing.T) { runWhy(t, seed) })
 	}
 }

@@ -51,13 +51,25 @@ type ClientOptions struct {
 	// tries once more, without an epoch if Refresh fails. Nil: no epoch.
 	Epoch   func() uint64
 	Refresh func(ctx context.Context, epoch uint64) error
+	// Newer is called with the server's epoch when a result has one, because the server's list changed
+	// after the hello. It must not block. Nil: the epoch is ignored.
+	Newer func(epoch uint64)
+	// Connected is called after each hello. It must not block. Nil: no call.
+	Connected func(Greeting)
 	// RDMA lets the server access memory. Nil: bytes are sent over the connection.
 	RDMA *RDMAOptions
+}
+
+// Greeting is how a server describes itself in the result of a hello.
+type Greeting struct {
+	Boot [16]byte // another value after each start of the server
+	Zone string   // empty: unknown
 }
 
 // ClientStats has counters since the client was made.
 type ClientStats struct {
 	Connections   int64 // opened
+	Restarts      int64 // of the server between two connections
 	Batches       int64 // sub-batches and other requests
 	Retries       int64 // entries and other requests that were sent again
 	Fences        int64 // requests that ended by a fence
@@ -90,7 +102,7 @@ type Client struct {
 
 	batchPool sync.Pool // of *batch
 
-	connections, batches, retries, fences, fenceTimeouts, corrupt atomic.Int64
+	connections, restarts, batches, retries, fences, fenceTimeouts, corrupt atomic.Int64
 }
 
 // NewClient returns a client. It does not connect. It returns ErrInvalid for options out of range.
@@ -162,7 +174,7 @@ func (c *Client) bound(ctx context.Context) (context.Context, context.CancelFunc
 // Stats returns the counters.
 func (c *Client) Stats() ClientStats {
 	s := ClientStats{
-		Connections: c.connections.Load(), Batches: c.batches.Load(), Retries: c.retries.Load(), Fences: c.fences.Load(),
+		Connections: c.connections.Load(), Restarts: c.restarts.Load(), Batches: c.batches.Load(), Retries: c.retries.Load(), Fences: c.fences.Load(),
 		FenceTimeouts: c.fenceTimeouts.Load(), Corrupt: c.corrupt.Load(),
 	}
 	if c.slots != nil {
@@ -246,6 +258,12 @@ func (c *Client) connect(ctx context.Context) (*conn, error) {
 		return nil, err
 	}
 	c.connections.Add(1)
+	if last != nil && last.boot != conn.boot {
+		c.restarts.Add(1)
+	}
+	if c.o.Connected != nil {
+		c.o.Connected(Greeting{conn.boot, conn.zone})
+	}
 	c.mu.Lock()
 	c.conn = conn
 	if conn.refusal != nil {
@@ -267,7 +285,7 @@ func (c *Client) open(ctx context.Context, h *Hello) (*conn, error) {
 	if err != nil {
 		return nil, lostError{fmt.Errorf("dial block server: %w", err)}
 	}
-	return openConn(ctx, nc, h, c.slots)
+	return openConn(ctx, nc, h, c.slots, c.o.Newer)
 }
 
 // wait waits for a call and counts its fence.

@@ -64,9 +64,11 @@ type conn struct {
 	refusal error // of RDMA, or nil
 	limits  Limits
 	boot    [16]byte
-	wake    chan struct{} // buffers one
-	stop    chan struct{} // closed by fail
-	ended   chan struct{} // closed after the last call has ended
+	zone    string
+	newer   func(epoch uint64) // ClientOptions.Newer, or nil
+	wake    chan struct{}      // buffers one
+	stop    chan struct{}      // closed by fail
+	ended   chan struct{}      // closed after the last call has ended
 
 	expected time.Time // the read deadline was set then; the reading goroutine's
 
@@ -79,8 +81,8 @@ type conn struct {
 }
 
 // openConn sends the hello over nc and reads its result. With slots it connects a queue pair too,
-// unless the server refuses. It closes nc after an error.
-func openConn(ctx context.Context, nc net.Conn, h *Hello, s *slots) (*conn, error) {
+// unless the server refuses. It closes nc after an error. newer is ClientOptions.Newer, or nil.
+func openConn(ctx context.Context, nc net.Conn, h *Hello, s *slots, newer func(uint64)) (*conn, error) {
 	stop := context.AfterFunc(ctx, func() { _ = nc.SetDeadline(time.Unix(1, 0)) })
 	c, err := sayHello(nc, h)
 	if err == nil && s != nil {
@@ -96,6 +98,7 @@ func openConn(ctx context.Context, nc net.Conn, h *Hello, s *slots) (*conn, erro
 		}
 		return nil, errors.Join(fmt.Errorf("connect to block server: %w", err), context.Cause(ctx), nc.Close())
 	}
+	c.newer = newer
 	var both sync.WaitGroup
 	both.Go(func() { c.fail(c.write()) })
 	both.Go(func() { c.fail(c.read()) })
@@ -416,6 +419,9 @@ func (c *conn) receive(k *call, body []byte, data uint64) error {
 	}
 	if err := r.Answers(&k.request); err != nil {
 		return err
+	}
+	if r.Epoch != 0 && c.newer != nil {
+		c.newer(r.Epoch)
 	}
 	if want := r.DataBytes(); data != want {
 		return invalid("result of %v with %d bytes of data, of %d", r.Op, data, want)

@@ -81,7 +81,7 @@ func results() map[string]*Result {
 		"retrieve": {Op: OpRetrieve, ID: 2, Phase: true, Status: StatusOK, Credits: 2, Bytes: 4096 + MaxEntryBytes, Replicas: 4, Entries: []EntryResult{
 			{Status: StatusOK, Bytes: 4096, Sum: 1}, {Status: StatusOK, Bytes: MaxEntryBytes, Sum: 2},
 		}},
-		"exist":      {Op: OpExist, ID: 4, Status: StatusOK, Credits: 1, Presence: []Presence{{true, true}, {true, false}, {}}},
+		"exist":      {Op: OpExist, ID: 4, Status: StatusOK, Credits: 1, Epoch: 1<<40 + 2, Presence: []Presence{{true, true}, {true, false}, {}}},
 		"lease":      {Op: OpLease, ID: 5, Status: StatusOK, Credits: 1, LeaseMillis: 30000, LeaseID: 77, Leased: 2},
 		"renew":      {Op: OpRenew, ID: 6, Status: StatusPartial, Credits: 1, LeaseMillis: 30000, Statuses: []Status{StatusOK, StatusNotFound}},
 		"release":    {Op: OpRelease, ID: 7, Status: StatusOK, Credits: 1, Statuses: []Status{StatusOK}},
@@ -108,7 +108,7 @@ func hello() *Hello {
 func helloResult() *HelloResult {
 	l := DefaultLimits()
 	l.Credits = 16
-	return &HelloResult{ID: 1, Status: StatusOK, Boot: [16]byte(bytes.Repeat([]byte{0xb0}, 16)), Limits: l}
+	return &HelloResult{ID: 1, Status: StatusOK, Boot: [16]byte(bytes.Repeat([]byte{0xb0}, 16)), Limits: l, Zone: "eu-1a"}
 }
 
 // vectors returns all frames by the names of their golden files.
@@ -341,6 +341,7 @@ func TestResultsThatMayNotBeSent(t *testing.T) {
 		"one replica":                {"exist", func(r *Result) { r.Replicas = 1 }},
 		"too many replicas":          {"exist", func(r *Result) { r.Replicas = MaxReplicas + 1 }},
 		"replicas of a store":        {"store", func(r *Result) { r.Replicas = 2 }},
+		"an epoch of a store":        {"store", func(r *Result) { r.Epoch = 1 }},
 		"ok with a failed entry":     {"store", func(r *Result) { r.Status = StatusOK }},
 		"partial without a failure":  {"retrieve", func(r *Result) { r.Status = StatusPartial }},
 		"failed with entries":        {"retrieve", func(r *Result) { r.Status = StatusBusy }},
@@ -390,6 +391,13 @@ func TestHelloOfAnotherVersionIsAMismatch(t *testing.T) {
 	answer.Limits.Keys = DefaultLimits().Keys + 1
 	if err := answer.Answers(hello()); !errors.Is(err, errdefs.ErrInvalid) {
 		t.Errorf("limits above the proposed: %v", err)
+	}
+	for _, zone := range []string{"a b", "\n", "\u00e9", strings.Repeat("z", MaxZoneBytes+1)} {
+		answer = helloResult()
+		answer.Zone = zone
+		if _, err := answer.Append(nil); !errors.Is(err, errdefs.ErrInvalid) {
+			t.Errorf("zone %q: %v", zone, err)
+		}
 	}
 }
 

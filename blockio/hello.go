@@ -3,6 +3,7 @@ package blockio
 import (
 	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/errdefs"
@@ -17,6 +18,8 @@ const (
 	// MaxHelloBytes is the length of the longest hello. A server reads a hello before it knows the
 	// client's credential, so all identities together have at most about 16,000 shards.
 	MaxHelloBytes = 128 << 10
+	// MaxZoneBytes is the length of the longest zone.
+	MaxZoneBytes = 64
 )
 
 // Format is a declared identity with the layout of its images.
@@ -50,10 +53,12 @@ type Hello struct {
 
 // HelloResult is the result of a hello.
 //
-//	 0  head of a result; count, bytes and lease time are zero; credits are those of the limits
+//	 0  head of a result; count is the length of the zone, bytes and lease time are zero; credits
+//	    are those of the limits
 //	40  magic, as in the hello
 //	48  boot    16 bytes, another value after each start of the server; not zero
 //	64  limits  in force, none above those of the hello
+//	96  zone    printable ASCII without spaces, at most MaxZoneBytes; empty: unknown
 //
 // If the status is not StatusOK the result ends after the head, and the server closes the
 // connection. With StatusStale the head has the epoch of the server's list at 24, u64.
@@ -62,6 +67,7 @@ type HelloResult struct {
 	Status Status
 	Boot   [16]byte
 	Limits Limits
+	Zone   string
 	Epoch  uint64 // with StatusStale
 }
 
@@ -196,7 +202,7 @@ func (h *HelloResult) Validate() error {
 	switch {
 	case h.ID == 0 || !h.Status.known() || h.Status == StatusPartial:
 		return invalid("result %d of hello with %v", h.ID, h.Status)
-	case h.Status != StatusOK && (h.Boot != [16]byte{} || h.Limits != Limits{}):
+	case h.Status != StatusOK && (h.Boot != [16]byte{} || h.Limits != Limits{} || h.Zone != ""):
 		return invalid("result of hello with %v and limits", h.Status)
 	case (h.Status == StatusStale) != (h.Epoch != 0):
 		return invalid("result of hello with %v and epoch %d", h.Status, h.Epoch)
@@ -205,7 +211,18 @@ func (h *HelloResult) Validate() error {
 	case h.Boot == [16]byte{}:
 		return invalid("result of hello without the boot's number")
 	}
+	if err := CheckZone(h.Zone); err != nil {
+		return err
+	}
 	return h.Limits.Validate()
+}
+
+// CheckZone returns ErrInvalid for a zone that no server may have.
+func CheckZone(zone string) error {
+	if len(zone) > MaxZoneBytes || strings.ContainsFunc(zone, func(r rune) bool { return r <= ' ' || r > '~' }) {
+		return invalid("zone %q: must have at most %d letters, digits and signs of ASCII", zone, MaxZoneBytes)
+	}
+	return nil
 }
 
 // Answers returns ErrInvalid if h is not a result of q.
@@ -222,7 +239,7 @@ func (h *HelloResult) Append(dst []byte) ([]byte, error) {
 		return dst, err
 	}
 	at := len(dst)
-	out := appendHead(dst, byte(OpHello)|answerBit, 0, 0, h.ID)
+	out := appendHead(dst, byte(OpHello)|answerBit, 0, len(h.Zone), h.ID)
 	out = le.AppendUint32(out, uint32(h.Status))
 	out = le.AppendUint32(out, h.Limits.Credits)
 	out = le.AppendUint64(out, h.Epoch)
@@ -231,6 +248,7 @@ func (h *HelloResult) Append(dst []byte) ([]byte, error) {
 		out = append(out, helloMagic...)
 		out = append(out, h.Boot[:]...)
 		out = h.Limits.append(out)
+		out = append(out, h.Zone...)
 	}
 	var packed HelloResult
 	if err := packed.Decode(out[at:]); err != nil || packed != *h {
@@ -246,16 +264,18 @@ func (h *HelloResult) Decode(b []byte) error {
 		return err
 	}
 	h.ID, h.Status, h.Epoch = le.Uint64(b[8:]), Status(le.Uint16(b[16:])), le.Uint64(b[24:])
-	if b[1] != byte(OpHello)|answerBit || !zero(b[2:8]) || !zero(b[18:20]) || !zero(b[32:40]) {
+	if b[1] != byte(OpHello)|answerBit || !zero(b[2:4]) || !zero(b[18:20]) || !zero(b[32:40]) {
 		return invalid("frame is not a result of hello")
 	}
+	n := uint64(le.Uint32(b[4:]))
 	if h.Status == StatusOK {
-		if len(b) != helloResultBytes || string(b[40:48]) != helloMagic {
+		if uint64(len(b)) != helloResultBytes+n || string(b[40:48]) != helloMagic {
 			return invalid("result of hello of %d bytes", len(b))
 		}
 		h.Boot = [16]byte(b[48:64])
 		h.Limits.decode(b[64:96])
-	} else if len(b) != headBytes {
+		h.Zone = string(b[helloResultBytes:])
+	} else if len(b) != headBytes || n != 0 {
 		return invalid("result of hello of %d bytes with %v", len(b), h.Status)
 	}
 	if le.Uint32(b[20:]) != h.Limits.Credits {

@@ -106,6 +106,6 @@ func sayHello(nc net.Conn, h *Hello) (*conn, error) {
 	if err != nil {
 		return nil, &wire.AnswerError{Err: err}
 	}
-	c.limits, c.boot, c.credits = r.Limits, r.Boot, int64(r.Limits.Credits)
+	c.limits, c.boot, c.zone, c.credits = r.Limits, r.Boot, r.Zone, int64(r.Limits.Credits)
 	return c, nil
 }

@@ -36,7 +36,8 @@ type Result struct {
 	ID          uint64
 	Status      Status
 	Credits     uint32
-	Bytes       uint64
+	Bytes       uint64 // of a store or retrieve
+	Epoch       uint64 // of other operations: the server's, if it is later than that of the hello; else zero
 	LeaseMillis uint32
 	Replicas    uint32        // servers that are to have the request's run, 2 to MaxReplicas; zero: it is not hot
 	LeaseID     uint64        // of a lease; zero if Leased is zero
@@ -76,6 +77,8 @@ func (r *Result) Validate(l *Limits) error {
 		return invalid("result %d of %v with %v and %d credits", r.ID, r.Op, r.Status, r.Credits)
 	case r.Replicas == 1 || r.Replicas > MaxReplicas || r.Replicas > 0 && !reads(r.Op):
 		return invalid("result of %v with %d replicas", r.Op, r.Replicas)
+	case r.Epoch != 0 && forms[r.Op] == formPieces:
+		return invalid("result of %v with an epoch", r.Op)
 	case r.LeaseMillis > MaxMillis || r.LeaseMillis != 0 && r.Op != OpLease && r.Op != OpRenew:
 		return invalid("result of %v with a lease of %d ms", r.Op, r.LeaseMillis)
 	case (r.LeaseID != 0) != (r.Leased != 0) || r.Leased != 0 && (r.Op != OpLease || r.LeaseMillis == 0) || r.Leased > l.Keys:
@@ -154,7 +157,7 @@ func (r *Result) count() int {
 }
 
 func (r *Result) equal(o *Result) bool {
-	return r.Op == o.Op && r.Phase == o.Phase && r.ID == o.ID && r.Status == o.Status && r.Credits == o.Credits && r.Bytes == o.Bytes &&
+	return r.Op == o.Op && r.Phase == o.Phase && r.ID == o.ID && r.Status == o.Status && r.Credits == o.Credits && r.Bytes == o.Bytes && r.Epoch == o.Epoch &&
 		r.LeaseMillis == o.LeaseMillis && r.Replicas == o.Replicas && r.LeaseID == o.LeaseID && r.Leased == o.Leased && r.Stat == o.Stat && r.Endpoint == o.Endpoint &&
 		slices.Equal(r.Entries, o.Entries) && slices.Equal(r.Presence, o.Presence) && slices.Equal(r.Statuses, o.Statuses)
 }
@@ -164,7 +167,11 @@ func (r *Result) append(dst []byte) []byte {
 	dst = le.AppendUint16(dst, uint16(r.Status))
 	dst = le.AppendUint16(dst, 0)
 	dst = le.AppendUint32(dst, r.Credits)
-	dst = le.AppendUint64(dst, r.Bytes)
+	if forms[r.Op] == formPieces {
+		dst = le.AppendUint64(dst, r.Bytes)
+	} else {
+		dst = le.AppendUint64(dst, r.Epoch)
+	}
 	dst = le.AppendUint32(dst, r.LeaseMillis)
 	dst = le.AppendUint32(dst, r.Replicas)
 	for i := range r.Entries {
@@ -219,7 +226,7 @@ func (r *Result) Decode(b []byte, l *Limits) error {
 	}
 	flags, count, content := le.Uint16(b[2:]), le.Uint32(b[4:]), b[headBytes:]
 	r.Op, r.Phase, r.ID, r.Status = Op(b[1]&^answerBit), flags&flagPhase != 0, le.Uint64(b[8:]), Status(le.Uint16(b[16:]))
-	r.Credits, r.Bytes, r.LeaseMillis, r.Replicas = le.Uint32(b[20:]), le.Uint64(b[24:]), le.Uint32(b[32:]), le.Uint32(b[36:])
+	r.Credits, r.LeaseMillis, r.Replicas = le.Uint32(b[20:]), le.Uint32(b[32:]), le.Uint32(b[36:])
 	switch {
 	case r.Op <= OpHello || r.Op >= ops || b[1]&answerBit == 0:
 		return invalid("result of operation %#x", b[1])
@@ -227,6 +234,9 @@ func (r *Result) Decode(b []byte, l *Limits) error {
 		return invalid("result of %v with unknown flags", r.Op)
 	case uint64(len(content)) != r.contentBytes(uint64(count)):
 		return invalid("result of %v with %d entries in %d bytes", r.Op, count, len(b))
+	}
+	if r.Epoch = le.Uint64(b[24:]); forms[r.Op] == formPieces {
+		r.Bytes, r.Epoch = r.Epoch, 0
 	}
 	if err := r.decodeContent(content, int(count)); err != nil {
 		return err

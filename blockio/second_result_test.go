@@ -62,7 +62,7 @@ func TestDefectSecondResultIsWrittenToMemory(t *testing.T) {
 		<-returned
 		_, _ = server.Write(f[len(f)-n:])
 	}()
-	c, err := openConn(t.Context(), client, &Hello{ID: 1, RemainingMillis: 1000, Client: [16]byte{1}, Limits: limits}, nil)
+	c, err := openConn(t.Context(), client, &Hello{ID: 1, RemainingMillis: 1000, Client: [16]byte{1}, Limits: limits}, nil, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

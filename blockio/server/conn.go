@@ -24,6 +24,7 @@ type conn struct {
 	nc     net.Conn // or TLS over raw
 	raw    net.Conn
 	limits blockio.Limits
+	epoch  uint64 // of the hello
 	spaces map[uint64]*blockhost.Space
 	r      *wire.FrameReader
 	w      *wire.FrameWriter
@@ -107,7 +108,7 @@ func (s *Server) hello(nc, raw net.Conn, slot *wire.Slot) (*conn, error) {
 		c.credits = int(c.limits.Credits)
 		c.answers = make(chan *answer, 2*c.credits+controlRequests)
 		c.r.LimitBody(c.limits.BodyBytes())
-		r.Boot, r.Limits = s.boot, c.limits
+		r.Boot, r.Limits, r.Zone, c.epoch = s.boot, c.limits, s.o.Zone, h.Epoch
 		keepAlive := time.Duration(c.limits.KeepAliveMillis) * time.Millisecond
 		c.reading = deadline{set: nc.SetReadDeadline, keepAlive: keepAlive}
 		c.writing = deadline{set: nc.SetWriteDeadline, keepAlive: keepAlive}
@@ -360,6 +361,14 @@ func (c *conn) send() {
 // flushBytes is the number of buffered bytes at which results are sent, though more follow.
 const flushBytes = 1 << 20
 
+// laterEpoch returns the server's epoch if the hello had an earlier one, or else 0.
+func (c *conn) laterEpoch() uint64 {
+	if epoch := c.s.epoch(); c.epoch != 0 && c.epoch < epoch {
+		return epoch
+	}
+	return 0
+}
+
 // prepare completes a result and appends its data.
 func (c *conn) prepare(a *answer, now time.Time, data [][]byte) [][]byte {
 	q, r := &a.request, &a.result
@@ -368,6 +377,9 @@ func (c *conn) prepare(a *answer, now time.Time, data [][]byte) [][]byte {
 		if n := c.s.hot.Count(q.Run, now); n > 1 {
 			r.Replicas = uint32(n)
 		}
+	}
+	if q.Op != blockio.OpStore && q.Op != blockio.OpRetrieve { // results with data have no place for it
+		r.Epoch = c.laterEpoch()
 	}
 	c.mu.Lock()
 	canceled, waits := a.canceled, a.work != nil

@@ -62,8 +62,10 @@ type Options struct {
 	// server. Nil: no client does.
 	RDMA *gateway.Gateway
 	// Epoch returns the epoch of the last change of the list of servers; 0: unknown. Clients whose
-	// list is older are refused with it. Nil: unknown.
+	// list is older are refused with it. Those that are connected have it in results. Nil: unknown.
 	Epoch func() uint64
+	// Zone is the zone of the server, which is in the results of hellos. Empty: unknown.
+	Zone string
 	// LoopbackRDMA lets clients without credentials use RDMA too, if the server listens on a loopback
 	// address. It is for measurements.
 	LoopbackRDMA bool
@@ -116,6 +118,9 @@ func New(o Options) (*Server, error) {
 		o.Limits = blockio.DefaultLimits()
 	}
 	if err := o.Limits.Validate(); err != nil {
+		return nil, err
+	}
+	if err := blockio.CheckZone(o.Zone); err != nil {
 		return nil, err
 	}
 	if o.Host == nil || o.Auth == nil || o.Connections < 0 || o.LeaseMax < time.Millisecond {

@@ -17,13 +17,15 @@ const schemeSRV = "dns+srv"
 type OpenedMembers interface {
 	Members
 	io.Closer
+	// Err returns the error of the last read of the directory, or nil if the list is up to date.
+	Err() error
 }
 
 // Scheme opens the list that a URL names. Implementations are safe for concurrent use.
 type Scheme interface {
 	// Check returns ErrInvalid for a wrong URL.
 	Check(url string) error
-	// Open opens a list.
+	// Open opens a list. If the directory does not answer the list is empty until it does.
 	Open(ctx context.Context, url string) (OpenedMembers, error)
 }
 
@@ -59,8 +61,8 @@ func CheckMembers(text string) error {
 }
 
 // OpenMembers opens a list HOST:PORT[=WEIGHT],..., dns+srv://_SERVICE._PROTOCOL.DOMAIN, or a URL of
-// a scheme of ctx (WithScheme). It returns ErrInvalid for a wrong text, ErrNotSupported for an
-// unknown scheme, and the errors of the first read of the list.
+// a scheme of ctx (WithScheme). A directory that does not answer is no error: the list is empty until
+// it does. It returns ErrInvalid for a wrong text, and ErrNotSupported for an unknown scheme.
 func OpenMembers(ctx context.Context, text string) (OpenedMembers, error) {
 	if err := CheckMembers(text); err != nil {
 		return nil, err
@@ -71,7 +73,7 @@ func OpenMembers(ctx context.Context, text string) (OpenedMembers, error) {
 		return staticList{m}, err
 	}
 	if scheme == schemeSRV {
-		return OpenDNSMembers(ctx, name, DNSOptions{})
+		return OpenDNSMembers(ctx, name, DNSOptions{Patient: true})
 	}
 	s := schemesOf(ctx)[scheme]
 	if s == nil {
@@ -85,6 +87,9 @@ func OpenMembers(ctx context.Context, text string) (OpenedMembers, error) {
 
 // staticList is a list without resources.
 type staticList struct{ StaticMembers }
+
+// Err returns nil.
+func (staticList) Err() error { return nil }
 
 // Close does nothing.
 func (staticList) Close() error { return nil }

@@ -47,7 +47,7 @@ var _ Counted = (*PolledMembers)(nil)
 // written has an incomplete list. It returns the errors of the first read, which are those of
 // ParseMembers, ErrInvalid for a file of more than 1 MiB, and those of opening the file.
 func OpenFileMembers(path string, interval time.Duration) (*PolledMembers, error) {
-	return openPolled(context.Background(), cmp.Or(interval, DefaultFileInterval), func(context.Context) (StaticMembers, error) {
+	return openPolled(context.Background(), cmp.Or(interval, DefaultFileInterval), false, func(context.Context) (StaticMembers, error) {
 		f, err := os.Open(path)
 		if err != nil {
 			return StaticMembers{}, err
@@ -75,6 +75,8 @@ func OpenFileMembers(path string, interval time.Duration) (*PolledMembers, error
 type DNSOptions struct {
 	// Interval is the time between lookups. Default: DefaultDNSInterval.
 	Interval time.Duration
+	// Patient makes a failed first lookup no error: the list is empty until a later one succeeds.
+	Patient bool
 	// Resolver makes the lookups. Default: net.DefaultResolver.
 	Resolver *net.Resolver
 }
@@ -93,7 +95,7 @@ func OpenDNSMembers(ctx context.Context, name string, o DNSOptions) (*PolledMemb
 		}
 		read = func(ctx context.Context) (StaticMembers, error) { return lookupHost(ctx, o.Resolver, host, port) }
 	}
-	return openPolled(ctx, cmp.Or(o.Interval, DefaultDNSInterval), read, "look up members of "+name)
+	return openPolled(ctx, cmp.Or(o.Interval, DefaultDNSInterval), o.Patient, read, "look up members of "+name)
 }
 
 func lookupHost(ctx context.Context, r *net.Resolver, host, port string) (StaticMembers, error) {
@@ -130,9 +132,9 @@ func unique(list []Member) []Member {
 	return slices.CompactFunc(list, func(a, b Member) bool { return a.Name == b.Name })
 }
 
-// openPolled reads the first list and starts the goroutine that reads the later ones. purpose is
-// the start of its errors.
-func openPolled(ctx context.Context, interval time.Duration, read func(context.Context) (StaticMembers, error), purpose string) (*PolledMembers, error) {
+// openPolled reads the first list and starts the goroutine that reads the later ones. A failed first
+// read is no error if patient is set. purpose is the start of its errors.
+func openPolled(ctx context.Context, interval time.Duration, patient bool, read func(context.Context) (StaticMembers, error), purpose string) (*PolledMembers, error) {
 	if interval < 0 {
 		return nil, fmt.Errorf("%s every %v: %w", purpose, interval, errdefs.ErrInvalid)
 	}
@@ -148,9 +150,12 @@ func openPolled(ctx context.Context, interval time.Duration, read func(context.C
 	}
 	first, err := m.read(ctx)
 	if err != nil {
-		return nil, err
+		if !patient {
+			return nil, err
+		}
+		m.stats.Failures++
 	}
-	m.list, m.stats.Reads = first.list, 1
+	m.list, m.err, m.stats.Reads = first.list, err, 1
 	ctx, m.cancel = context.WithCancel(context.WithoutCancel(ctx))
 	go m.poll(ctx, interval)
 	return m, nil

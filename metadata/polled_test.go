@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"io/fs"
+	"maps"
 	"net"
 	"os"
 	"path/filepath"
@@ -197,7 +198,7 @@ func TestDNSMembers(t *testing.T) {
 		"_rpc._tcp.kv.example SRV":  {srv(1, 5, 80, "b.kv.example"), srv(1, 3, 80, "b.kv.example"), srv(1, 0, 81, "a.kv.example"), srv(2, 9, 82, "spare.kv.example")},
 		"_none._tcp.kv.example SRV": nil,
 	}
-	server.set(false, first)
+	server.set(false, maps.Clone(first))
 	for _, name := range []string{"", "kv.example", ":80", "kv.example:0", "_none._tcp.kv.example", "none.example:80"} {
 		if m, err := metadata.OpenDNSMembers(t.Context(), name, o); err == nil {
 			t.Errorf("%q: members %s", name, text(t, m))
@@ -227,6 +228,30 @@ func TestDNSMembers(t *testing.T) {
 		t.Error(got)
 	}
 	if err := named.Close(); err != nil {
+		t.Error(err)
+	}
+	// A service without servers has an empty list at first.
+	empty, err := metadata.OpenMembers(t.Context(), "dns+srv://_none._tcp.kv.example")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if list, _ := empty.List(); len(list) > 0 || empty.Err() == nil {
+		t.Errorf("a service without servers: %v, %v", list, empty.Err())
+	}
+	if err := empty.Close(); err != nil {
+		t.Error(err)
+	}
+	late := o
+	late.Patient = true
+	later, err := metadata.OpenDNSMembers(t.Context(), "_late._tcp.kv.example", late)
+	if err != nil {
+		t.Fatal(err)
+	}
+	becomes(t, later, "b.kv.example:80=4", func() {
+		first["_late._tcp.kv.example SRV"] = [][]byte{srv(1, 4, 80, "b.kv.example")}
+		server.set(false, maps.Clone(first))
+	})
+	if err := errors.Join(later.Err(), later.Close()); err != nil {
 		t.Error(err)
 	}
 	becomes(t, host, "10.0.0.3:80,[fd00::1]:80", func() {

@@ -20,8 +20,8 @@ func (peers) Stats() tier.Stats { return tier.Stats{} }
 
 func (peers) PeerStats() remote.PeerStats {
 	return remote.PeerStats{
-		Unavailable: 21, Dropped: 22, Unanchored: 23, LostLeases: 27, List: metadata.ListStats{Changes: 28, Failures: 29},
-		Servers: []remote.ServerStats{{Address: "a:1", State: "closed", Failures: 24}, {Address: "b:1", State: "open", Opened: 25, Timeouts: 26, Client: blockio.ClientStats{Remote: 28, RemoteMissed: 29, RemoteRefused: 30}}},
+		Unavailable: 21, Dropped: 22, Unanchored: 23, LostLeases: 27, Filled: 20, List: metadata.ListStats{Changes: 28, Failures: 29},
+		Servers: []remote.ServerStats{{Address: "a:1", State: "closed", Failures: 24}, {Address: "b:1", State: "open", Opened: 25, Timeouts: 26, Client: blockio.ClientStats{Remote: 28, Restarts: 19, RemoteMissed: 29, RemoteRefused: 30}}},
 	}
 }
 
@@ -64,8 +64,8 @@ func TestBucketIsExposed(t *testing.T) {
 	}
 }
 
-// Requests by RDMA have metrics with the label of the server, as have fallbacks to sockets.
-func TestRDMAOfServersIsExposed(t *testing.T) {
+// The tier of block servers has metrics, those of a server with its label.
+func TestServersAreExposed(t *testing.T) {
 	m := telemetry.New()
 	if err := m.SetTier("remote", peers{}); err != nil {
 		t.Fatal(err)
@@ -73,6 +73,7 @@ func TestRDMAOfServersIsExposed(t *testing.T) {
 	got := text(t, m)
 	for _, want := range []string{
 		`kvlane_remote_rdma_batches_total{server="b:1"} 28`, `kvlane_remote_rdma_missed_total{server="b:1"} 29`, `kvlane_remote_rdma_refused_total{server="b:1"} 30`,
+		`kvlane_remote_restarts_total{server="b:1"} 19`, "kvlane_remote_filled_total 20", "kvlane_remote_servers 2",
 	} {
 		if !strings.Contains(got, "\n"+want+"\n") {
 			t.Errorf("the metrics lack %q", want)

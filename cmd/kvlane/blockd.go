@@ -119,9 +119,9 @@ func (f *blockdFlags) run(cmd *cobra.Command) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, r.close(ctx)) }()
-	s, err := server.New(server.Options{Host: host, Auth: credentials, RDMA: r.gateway, Connections: f.maxConnections, Epoch: f.members.view.epoch})
+	s, err := server.New(server.Options{Host: host, Auth: credentials, RDMA: r.gateway, Connections: f.maxConnections, Epoch: f.members.view.epoch, Zone: f.members.zone})
 	if err != nil {
-		return err
+		return asUsage(err)
 	}
 	defer func() { err = errors.Join(err, closeWithin(ctx, s.Close)) }()
 	defer f.members.view.close()

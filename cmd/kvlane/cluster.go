@@ -99,6 +99,9 @@ func (f *clusterStatus) run(ctx context.Context, w io.Writer, from string) error
 	}
 	defer members.Close() //nolint:errcheck // it was only read
 	list, _ := members.List()
+	if len(list) == 0 {
+		return members.Err()
+	}
 	r := clusterReport{Members: make([]memberStatus, len(list))}
 	if v, ok := members.(metadata.Versioned); ok {
 		r.Epoch = v.Epoch()
@@ -158,7 +161,7 @@ func newMemberStatus(list []metadata.Member, at int) memberStatus {
 func (s *memberStatus) ask(ctx context.Context, creds *auth.Client, within time.Duration) {
 	ctx, cancel := context.WithTimeout(ctx, within)
 	defer cancel()
-	client, err := blockio.NewClient(blockio.ClientOptions{Token: creds.Token(), Timeout: within, Retries: -1, Dial: func(ctx context.Context) (net.Conn, error) {
+	client, err := blockio.NewClient(blockio.ClientOptions{Token: creds.Token(), Timeout: within, Retries: -1, Connected: s.greet, Dial: func(ctx context.Context) (net.Conn, error) {
 		if c := creds.TLS(s.Address); c != nil {
 			return (&tls.Dialer{Config: c}).DialContext(ctx, "tcp", s.Address)
 		}
@@ -174,6 +177,11 @@ func (s *memberStatus) ask(ctx context.Context, creds *auth.Client, within time.
 		return
 	}
 	s.Blocks, s.Bytes, s.CapacityBytes, s.Hits, s.Misses = st.Blocks, st.Bytes, st.CapacityBytes, st.Hits, st.Misses
+}
+
+// greet adds the zone and the boot that the server has. Lists and DNS have neither.
+func (s *memberStatus) greet(g blockio.Greeting) {
+	s.Boot, s.Zone = hex.EncodeToString(g.Boot[:]), g.Zone
 }
 
 func (r *clusterReport) print(w io.Writer) error {

@@ -103,7 +103,7 @@ type memberFlags struct {
 }
 
 // memberNames are the flags that --etcd needs to have an effect.
-var memberNames = append([]string{"cluster", "advertise", "zone", "weight", "drain"}, etcdNames...)
+var memberNames = append([]string{"cluster", "advertise", "weight", "drain"}, etcdNames...)
 
 func (f *memberFlags) register(fl *pflag.FlagSet) {
 	fl.StringVar(&f.endpoints, "etcd", "", "HOST:PORT,... of etcd; the server registers there, for clients with --remote etcd://HOST:PORT,.../CLUSTER")
@@ -128,7 +128,7 @@ func (f *memberFlags) options() (etcd.Options, error) {
 }
 
 // clusterView is the view of its cluster that a server has. It is opened in the background, because
-// etcd may be down.
+// etcd may be down, which takes time to find out.
 type clusterView struct {
 	members atomic.Pointer[etcd.Members]
 	cancel  context.CancelFunc
@@ -139,15 +139,8 @@ type clusterView struct {
 func (v *clusterView) follow(ctx context.Context, o etcd.Options) {
 	ctx, v.cancel = context.WithCancel(context.WithoutCancel(ctx))
 	v.opening.Go(func() {
-		for ctx.Err() == nil {
-			if m, err := etcd.Open(ctx, o); err == nil {
-				v.members.Store(m)
-				return
-			}
-			select {
-			case <-time.After(time.Second):
-			case <-ctx.Done():
-			}
+		if m, err := etcd.Open(ctx, o); err == nil { // o is valid
+			v.members.Store(m)
 		}
 	})
 }

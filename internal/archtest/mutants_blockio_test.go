@@ -73,6 +73,8 @@ var blockioMutants = []mutant{
 		"blockio/hello.go", "MaxHelloBytes = 128 << 10", "MaxHelloBytes = 3 << 20"),
 	defect("blockio/server", "TestClientsWithAnOlderListRefreshIt",
 		"blockio/server/conn.go", "h.Epoch != 0 && h.Epoch < epoch", "h.Epoch < epoch"),
+	defect("blockio/server", "TestConnectedClientsLearnThatTheListHasChanged",
+		"blockio/server/conn.go", "c.epoch != 0 && c.epoch < epoch", "c.epoch != epoch"),
 	defect("blockio/server", "TestClientsWithAnOlderListRefreshIt",
 		"blockio/client.go", "			h.Epoch = 0\n", "			_ = h\n"),
 	defect("blockio/server", "TestDrain",

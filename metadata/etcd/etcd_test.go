@@ -107,11 +107,13 @@ func must(t *testing.T, err error) {
 func TestMembersFollowRegistrations(t *testing.T) {
 	onEach(t, func(t *testing.T, s *etcdtest.Server) {
 		o := options(s.Addr)
-		if _, err := etcd.Open(t.Context(), o); !errors.Is(err, errdefs.ErrNotFound) {
-			t.Errorf("a cluster without members: %v", err)
+		m := open(t, o)
+		if err := m.Err(); !errors.Is(err, errdefs.ErrNotFound) || names(m) != "" {
+			t.Errorf("a cluster without members: %v, %s", err, names(m))
 		}
 		one := register(t, o, member(1))
-		m := open(t, o)
+		becomes(t, m, "m1")
+		must(t, m.Err())
 		if list, _ := m.List(); len(list) != 1 || list[0] != member(1) {
 			t.Errorf("list %+v, want %+v", list, member(1))
 		}
@@ -270,14 +272,14 @@ func TestAuthentication(t *testing.T) {
 		must(t, err)
 
 		o := options(s.Addr)
-		if _, err := etcd.Open(t.Context(), o); err == nil || errors.Is(err, errdefs.ErrNotFound) {
+		if err := open(t, o).Err(); err == nil || errors.Is(err, errdefs.ErrNotFound) {
 			t.Errorf("without credentials: %v", err)
 		}
 		if r := register(t, o, member(1)); r.Err() == nil {
 			t.Error("registered without credentials")
 		}
 		o.User, o.Password = "kvlane", "wrong"
-		if _, err := etcd.Open(t.Context(), o); err == nil || errors.Is(err, errdefs.ErrNotFound) {
+		if err := open(t, o).Err(); err == nil || errors.Is(err, errdefs.ErrNotFound) {
 			t.Errorf("with a wrong password: %v", err)
 		}
 		o.Password = "secret"
@@ -286,10 +288,40 @@ func TestAuthentication(t *testing.T) {
 		if m := open(t, o); names(m) != "m1" {
 			t.Errorf("list %s", names(m))
 		}
-		o.Cluster = "other"
-		if _, err := etcd.Open(t.Context(), o); err == nil || errors.Is(err, errdefs.ErrNotFound) {
+		other := o
+		other.Cluster = "other"
+		if err := open(t, other).Err(); err == nil || errors.Is(err, errdefs.ErrNotFound) {
 			t.Errorf("the prefix of another cluster: %v", err)
 		}
+		// A client with a password connects when it is opened. It may start before etcd does.
+		must(t, r.Close(t.Context()))
+		s.Kill()
+		late, m := register(t, o, member(2)), open(t, o)
+		if late.Err() == nil || m.Err() == nil || names(m) != "" {
+			t.Errorf("without etcd: %v, %v, %s", late.Err(), m.Err(), names(m))
+		}
+		s.Start(t)
+		becomes(t, m, "m2")
+		waitFor(t, "no error", func() bool { return late.Err() == nil && m.Err() == nil })
+	})
+}
+
+func TestListsThatAreOpenedBeforeEtcd(t *testing.T) {
+	onEach(t, func(t *testing.T, s *etcdtest.Server) {
+		s.Kill()
+		o := options(s.Addr)
+		o.Within = 200 * time.Millisecond
+		m := open(t, o)
+		_, changed := m.List()
+		waitFor(t, "several reads", func() bool { return m.Stats().Failures > 2 })
+		if err := m.Err(); err == nil || names(m) != "" || m.Epoch() != 0 {
+			t.Errorf("%v, %s at %d", err, names(m), m.Epoch())
+		}
+		s.Start(t)
+		waitFor(t, "a read", func() bool { return errors.Is(m.Err(), errdefs.ErrNotFound) })
+		register(t, options(s.Addr), member(1))
+		<-changed
+		becomes(t, m, "m1")
 	})
 }
 

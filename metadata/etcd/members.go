@@ -22,12 +22,12 @@ import (
 // Members is the list of a cluster. If all members leave, the last list stays.
 type Members struct {
 	o      Options
-	client *clientv3.Client
+	c      *connection
 	cancel context.CancelFunc
 	done   chan struct{}
 
 	mu      sync.Mutex
-	byName  map[string]metadata.Member
+	byName  map[string]metadata.Member // nil before the first read
 	list    []metadata.Member
 	changed chan struct{}
 	epoch   uint64 // byName has all changes up to this revision
@@ -48,17 +48,16 @@ type Stats struct {
 	Invalid     int64 // values that are no member
 }
 
-// Open reads the list and follows its changes. It returns ErrInvalid for wrong options, ErrNotFound
-// for a cluster without members, and the errors of the first read.
+// Open reads the list and follows its changes. If etcd does not answer, or the cluster has no
+// members, the list is empty until it has some, and Err returns the reason. Open returns ErrInvalid
+// for wrong options.
 func Open(ctx context.Context, o Options) (*Members, error) {
-	client, err := o.open()
+	c, err := newConnection(o)
 	if err != nil {
 		return nil, err
 	}
-	m := &Members{o: o, client: client, done: make(chan struct{}), changed: make(chan struct{})}
-	if err := m.read(ctx); err != nil {
-		return nil, errors.Join(err, client.Close())
-	}
+	m := &Members{o: c.o, c: c, done: make(chan struct{}), changed: make(chan struct{})}
+	_ = m.read(ctx) // Err has the error
 	ctx, m.cancel = context.WithCancel(context.WithoutCancel(ctx))
 	go m.follow(ctx)
 	return m, nil
@@ -94,7 +93,8 @@ func (m *Members) Refresh(ctx context.Context, epoch uint64) error {
 	return m.read(ctx)
 }
 
-// Err returns the error of the last read or watch, or nil if the list is up to date.
+// Err returns the error of the last read or watch, which is ErrNotFound for a cluster without
+// members, or nil if the list is up to date.
 func (m *Members) Err() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -115,10 +115,7 @@ func (m *Members) ListStats() metadata.ListStats { return m.Stats().ListStats }
 func (m *Members) Close() error {
 	m.cancel()
 	<-m.done
-	if err := m.client.Close(); err != nil && !errors.Is(err, context.Canceled) {
-		return m.o.failed("disconnect from", err)
-	}
-	return nil
+	return m.c.close()
 }
 
 // follow watches the list, and reads it again after failures and at intervals.
@@ -139,12 +136,23 @@ func (m *Members) follow(ctx context.Context) {
 	}
 }
 
+var errUnread = errors.New("the list has not been read yet")
+
 // watch applies changes until the time of the next read, or a failure.
 func (m *Members) watch(ctx context.Context) error {
+	m.mu.Lock()
+	from, unread := m.epoch+1, m.byName == nil
+	m.mu.Unlock()
+	if unread {
+		return errUnread
+	}
+	client, err := m.c.get()
+	if err != nil {
+		return err
+	}
 	ctx, cancel := context.WithTimeout(ctx, m.o.Resync/2+rand.N(m.o.Resync/2+1))
 	defer cancel()
-	from := m.Epoch() + 1
-	for r := range m.client.Watch(clientv3.WithRequireLeader(ctx), m.o.prefix(), clientv3.WithPrefix(), clientv3.WithRev(int64(from))) {
+	for r := range client.Watch(clientv3.WithRequireLeader(ctx), m.o.prefix(), clientv3.WithPrefix(), clientv3.WithRev(int64(from))) {
 		err := r.Err()
 		switch {
 		case ctx.Err() != nil:
@@ -196,7 +204,11 @@ func (m *Members) read(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, m.o.Within)
 	defer cancel()
 	before := m.Epoch()
-	r, err := m.client.Get(ctx, m.o.prefix(), clientv3.WithPrefix(), clientv3.WithLimit(metadata.MaxMembers))
+	client, err := m.c.get()
+	var r *clientv3.GetResponse
+	if err == nil {
+		r, err = client.Get(ctx, m.o.prefix(), clientv3.WithPrefix(), clientv3.WithLimit(metadata.MaxMembers))
+	}
 	if err != nil {
 		err = m.o.failed("read members of", err)
 		m.fail(err, func(s *Stats) { s.Reads++; s.Failures++ })
@@ -215,9 +227,6 @@ func (m *Members) read(ctx context.Context) error {
 		m.put(next, strings.TrimPrefix(string(kv.Key), m.o.prefix()), kv.Value)
 	}
 	m.set(next, revision)
-	if len(m.list) == 0 {
-		return m.err
-	}
 	return nil
 }
 

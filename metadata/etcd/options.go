@@ -2,10 +2,13 @@ package etcd
 
 import (
 	"cmp"
+	"context"
 	"crypto/tls"
+	"errors"
 	"fmt"
 	"net"
 	"strings"
+	"sync"
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -96,18 +99,59 @@ func validName(s string) bool {
 // prefix begins the keys of members.
 func (o *Options) prefix() string { return "/kvlane/" + o.Cluster + "/members/" }
 
-// open returns a client, and options with defaults. It does not connect.
-func (o *Options) open() (*clientv3.Client, error) {
+// connection opens a client at its first use. A client with a password connects when it is opened,
+// and fails while etcd is down.
+type connection struct {
+	o      Options
+	ctx    context.Context // of the client; ends with close
+	cancel context.CancelFunc
+
+	mu     sync.Mutex
+	client *clientv3.Client // nil: not open
+}
+
+// newConnection returns a connection for options, which get their defaults.
+func newConnection(o Options) (*connection, error) {
 	if err := o.Validate(); err != nil {
 		return nil, err
 	}
 	o.Lease, o.Resync, o.Within = cmp.Or(o.Lease, DefaultLease), cmp.Or(o.Resync, DefaultResync), cmp.Or(o.Within, DefaultWithin)
+	c := &connection{o: o}
+	c.ctx, c.cancel = context.WithCancel(context.Background())
+	return c, nil
+}
+
+// get returns the client. It blocks for at most Options.Within.
+func (c *connection) get() (_ *clientv3.Client, err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.client == nil {
+		c.client, err = c.o.open(c.ctx)
+	}
+	return c.client, err
+}
+
+// close closes the client.
+func (c *connection) close() error {
+	c.cancel()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.client == nil {
+		return nil
+	}
+	if err := c.client.Close(); err != nil && !errors.Is(err, context.Canceled) {
+		return c.o.failed("disconnect from", err)
+	}
+	return nil
+}
+
+func (o *Options) open(ctx context.Context) (*clientv3.Client, error) {
 	scheme := "http://"
 	if o.TLS != nil {
 		scheme = "https://"
 	}
 	c := clientv3.Config{
-		TLS: o.TLS, Username: o.User, Password: o.Password, Logger: zap.NewNop(),
+		Context: ctx, TLS: o.TLS, Username: o.User, Password: o.Password, Logger: zap.NewNop(),
 		DialTimeout: o.Within, DialKeepAliveTime: 5 * time.Second, DialKeepAliveTimeout: 5 * time.Second, BackoffWaitBetween: firstPause,
 	}
 	for _, e := range o.Endpoints {

@@ -17,7 +17,7 @@ import (
 // Registration keeps a member in the list until Close, and registers it again after a lost lease.
 type Registration struct {
 	o      Options
-	client *clientv3.Client
+	c      *connection
 	cancel context.CancelFunc
 	done   chan struct{}
 	first  chan struct{} // closed after the first attempt
@@ -50,12 +50,12 @@ func Register(ctx context.Context, o Options, member metadata.Member) (*Registra
 	if !validName(member.Name) {
 		return nil, fmt.Errorf("register member %q: the name must have letters, digits, and - _ . : [ ]: %w", member.Name, errdefs.ErrInvalid)
 	}
-	client, err := o.open()
+	c, err := newConnection(o)
 	if err != nil {
 		return nil, err
 	}
 	member.Joined = member.Joined.UTC().Round(0)
-	r := &Registration{o: o, client: client, member: member, done: make(chan struct{}), first: make(chan struct{})}
+	r := &Registration{o: c.o, c: c, member: member, done: make(chan struct{}), first: make(chan struct{})}
 	background, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	r.cancel = cancel
 	go r.run(background)
@@ -102,17 +102,14 @@ func (r *Registration) Close(ctx context.Context) error {
 	r.lease = clientv3.NoLease
 	r.mu.Unlock()
 	var err error
-	if lease != clientv3.NoLease {
+	if client, opened := r.c.get(); lease != clientv3.NoLease && opened == nil { // it is open with a lease
 		ctx, cancel := context.WithTimeout(ctx, r.o.Within)
 		defer cancel()
-		if _, err = r.client.Revoke(ctx, lease); err != nil {
+		if _, err = client.Revoke(ctx, lease); err != nil {
 			err = r.o.failed("leave", err)
 		}
 	}
-	if closed := r.client.Close(); closed != nil && !errors.Is(closed, context.Canceled) {
-		err = errors.Join(err, closed)
-	}
-	return err
+	return errors.Join(err, r.c.close())
 }
 
 // run registers the member again and again.
@@ -149,7 +146,11 @@ func (r *Registration) run(ctx context.Context) {
 func (r *Registration) register(ctx context.Context) error {
 	within, cancel := context.WithTimeout(ctx, r.o.Within)
 	defer cancel()
-	lease, err := r.client.Grant(within, int64((r.o.Lease+time.Second-1)/time.Second))
+	client, err := r.c.get()
+	var lease *clientv3.LeaseGrantResponse
+	if err == nil {
+		lease, err = client.Grant(within, int64((r.o.Lease+time.Second-1)/time.Second))
+	}
 	if err == nil {
 		err = r.put(within, lease.ID)
 	}
@@ -176,9 +177,13 @@ func (r *Registration) put(ctx context.Context, lease clientv3.LeaseID) error {
 	if err != nil {
 		return err
 	}
+	client, err := r.c.get()
+	if err != nil {
+		return err
+	}
 	ctx, cancel := context.WithTimeout(ctx, r.o.Within)
 	defer cancel()
-	_, err = r.client.Put(ctx, r.key(), text, clientv3.WithLease(lease))
+	_, err = client.Put(ctx, r.key(), text, clientv3.WithLease(lease))
 	return err
 }
 
@@ -191,7 +196,11 @@ func (r *Registration) keep(ctx context.Context) error {
 	r.mu.Lock()
 	lease := r.lease
 	r.mu.Unlock()
-	alive, err := r.client.KeepAlive(ctx, lease)
+	client, err := r.c.get()
+	if err != nil {
+		return err
+	}
+	alive, err := client.KeepAlive(ctx, lease)
 	if err != nil {
 		return r.o.failed("keep the lease in", err)
 	}
@@ -199,7 +208,7 @@ func (r *Registration) keep(ctx context.Context) error {
 	var watching sync.WaitGroup
 	defer watching.Wait()
 	defer cancel()
-	watching.Go(func() { r.watch(ctx, events) })
+	watching.Go(func() { r.watch(ctx, client, events) })
 	for {
 		select {
 		case _, ok := <-alive:
@@ -220,8 +229,8 @@ func (r *Registration) keep(ctx context.Context) error {
 
 // watch sends the changes of the member's key to events until ctx ends or the watch fails. The
 // lease alone then shows whether the member is in the list. It blocks while etcd cannot be reached.
-func (r *Registration) watch(ctx context.Context, events chan<- *clientv3.Event) {
-	for w := range r.client.Watch(ctx, r.key()) {
+func (r *Registration) watch(ctx context.Context, client *clientv3.Client, events chan<- *clientv3.Event) {
+	for w := range client.Watch(ctx, r.key()) {
 		for _, e := range w.Events {
 			select {
 			case events <- e:
@@ -252,12 +261,16 @@ func (r *Registration) lost() error {
 // MarkDraining sets or removes the draining mark of a member. It returns ErrNotFound if the cluster
 // has no such member.
 func MarkDraining(ctx context.Context, o Options, name string, draining bool) (err error) {
-	client, err := o.open()
+	c, err := newConnection(o)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, client.Close()) }()
-	ctx, cancel := context.WithTimeout(ctx, o.Within)
+	defer func() { err = errors.Join(err, c.close()) }()
+	client, err := c.get()
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, c.o.Within)
 	defer cancel()
 	key := o.prefix() + name
 	for {

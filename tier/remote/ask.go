@@ -30,7 +30,12 @@ func (g *group) number(ctx context.Context) context.Context {
 
 // reading and writing return the servers that are asked about a run, one after the other.
 func (r *route) reading() []*server { return r.reads }
-func (r *route) writing() []*server { return []*server{r.write} }
+func (r *route) writing() []*server {
+	if r.write == nil {
+		return nil
+	}
+	return []*server{r.write}
+}
 
 // question is a key with the servers to ask for it, one after the other.
 type question struct {
@@ -40,9 +45,14 @@ type question struct {
 	missed  *server // that answered without the key; nil: none
 }
 
-// questions returns a question for each different key. Keys of unknown page groups are left out.
+// questions returns a question for each different key. Keys of unknown page groups are left out, and
+// all keys while there are no servers.
 func (t *Tier) questions(keys []block.Key, servers func(*route) []*server) []question {
 	now := time.Now()
+	if len(t.pool.get(now).servers) == 0 {
+		t.failed(errNoServers)
+		return nil
+	}
 	routes := make(map[block.Key]*route) // by anchor
 	seen := make(map[block.Key]bool, len(keys))
 	out := make([]question, 0, len(keys))

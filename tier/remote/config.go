@@ -96,7 +96,8 @@ func (c *Config) Validate() error {
 func (c *Config) OpenTier(ctx context.Context) (tier.Tier, error) { return Open(ctx, *c) }
 
 // Open returns a tier. It tries to reach each server within the timeout. Servers that cannot be
-// reached are in Notes, and are no error. Errors: those of Validate and of the credential files.
+// reached, and a list that is empty or cannot be read, are in Notes, and are no error: all blocks are
+// misses meanwhile. Errors: those of Validate and of the credential files.
 func Open(ctx context.Context, c Config) (*Tier, error) {
 	if err := c.Validate(); err != nil {
 		return nil, fmt.Errorf("open remote tier: %w", err)
@@ -159,10 +160,14 @@ func (t *Tier) newServer(m metadata.Member, token []byte, nic *blockio.RDMAOptio
 	if err != nil {
 		return nil, err
 	}
+	s := &server{address: m.Address, breaker: b, timeout: t.c.Timeout}
+	s.zone.Store(&m.Zone)
 	o := blockio.ClientOptions{
 		Dial:  func(ctx context.Context) (net.Conn, error) { return t.c.Dial(ctx, m.Address) },
 		Token: token, Timeout: t.c.Timeout, RDMA: nic,
-		Replicas: func(run uint32, n int) { t.pool.marks.Set(run, n, time.Now()) },
+		Replicas:  func(run uint32, n int) { t.pool.marks.Set(run, n, time.Now()) },
+		Newer:     t.pool.newer,
+		Connected: func(g blockio.Greeting) { t.pool.greeted(s, g.Zone) },
 	}
 	if v, ok := t.pool.members.(metadata.Versioned); ok {
 		o.Epoch, o.Refresh = v.Epoch, v.Refresh
@@ -170,16 +175,17 @@ func (t *Tier) newServer(m metadata.Member, token []byte, nic *blockio.RDMAOptio
 	for _, f := range t.c.Formats {
 		o.Formats = append(o.Formats, blockio.Format{Identity: f.Identity, ShardBytes: f.Layout.ShardSizes()})
 	}
-	client, err := blockio.NewClient(o)
+	s.client, err = blockio.NewClient(o)
 	if err != nil && nic != nil {
 		t.noteSockets(m.Address, err)
 		o.RDMA = nil
-		client, err = blockio.NewClient(o)
+		s.client, err = blockio.NewClient(o)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("use block server %s: %w", m.Address, err)
 	}
-	return &server{address: m.Address, client: client, breaker: b, latency: t.pool.latencies.Add(), timeout: t.c.Timeout}, nil
+	s.latency = t.pool.latencies.Add()
+	return s, nil
 }
 
 func (t *Tier) noteSockets(address string, why error) {
@@ -189,6 +195,9 @@ func (t *Tier) noteSockets(address string, why error) {
 // probe notes the servers that cannot be used, and those that refuse RDMA.
 func (t *Tier) probe(ctx context.Context) {
 	servers := t.servers()
+	if len(servers) == 0 {
+		t.notes = append(t.notes, fmt.Sprintf("no block server is known, so all their blocks are misses until some join: %v", t.pool.listErr()))
+	}
 	errs := make([]error, len(servers))
 	var wg sync.WaitGroup
 	for i, s := range servers {

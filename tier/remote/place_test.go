@@ -1,9 +1,12 @@
 package remote_test
 
 import (
+	"context"
 	"errors"
 	"slices"
+	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -21,10 +24,22 @@ import (
 
 // directory is a list of members that a test changes.
 type directory struct {
-	mu      sync.Mutex
-	list    []metadata.Member
-	changed chan struct{}
+	mu        sync.Mutex
+	list      []metadata.Member
+	changed   chan struct{}
+	epoch     uint64
+	refreshed func() error // the work of Refresh
 }
+
+// Epoch implements metadata.Versioned.
+func (d *directory) Epoch() uint64 {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.epoch
+}
+
+// Refresh implements metadata.Versioned.
+func (d *directory) Refresh(context.Context, uint64) error { return d.refreshed() }
 
 // List implements metadata.Members.
 func (d *directory) List() ([]metadata.Member, <-chan struct{}) {
@@ -42,10 +57,10 @@ func (d *directory) set(list ...metadata.Member) {
 	d.list, d.changed = list, make(chan struct{})
 }
 
-// members returns the servers as members, of which the server i is in zone "i".
+// members returns the servers as members. Their zones are in their hellos only.
 func (ps peers) members() (list []metadata.Member) {
-	for i, p := range ps {
-		list = append(list, metadata.Member{Name: p.name, Address: p.name, Weight: 1, Zone: string(rune('0' + i))})
+	for _, p := range ps {
+		list = append(list, metadata.Member{Name: p.name, Address: p.name, Weight: 1})
 	}
 	return list
 }
@@ -199,7 +214,7 @@ func TestReplicasOfTheZoneAreReadFirst(t *testing.T) {
 	probe := newFixture(t, ps, nil, ps.members()...)
 	probe.put(0)
 	local := (ps.with(t, probe.f, tiertest.Key(0))[0] + 1) % 3 // not the home
-	x := newFixture(t, ps, func(c *remote.Config) { c.Zone = ps.members()[local].Zone }, ps.members()...)
+	x := newFixture(t, ps, func(c *remote.Config) { c.Zone = ps[local].zone }, ps.members()...)
 	for end := time.Now().Add(testkit.Patience()); len(ps.with(t, x.f, tiertest.Key(0))) < 3; time.Sleep(time.Millisecond) {
 		probe.get(0)
 		if x.get(0); time.Now().After(end) {
@@ -368,5 +383,92 @@ func TestSlowServersAreLeftOut(t *testing.T) {
 		if time.Now().After(end) {
 			t.Fatalf("a server that is fast again is not used: %+v", x.PeerStats().Servers[2])
 		}
+	}
+}
+
+// TestAListWithoutServersAtFirst opens a tier before its servers are known: all blocks are misses,
+// and are found when servers have joined. Those are not new: they get all of their runs at once.
+func TestAListWithoutServersAtFirst(t *testing.T) {
+	ps := newPeers(t, 2, 1<<24)
+	x := newFixture(t, ps, func(c *remote.Config) { c.Ramp = time.Hour })
+	if notes := strings.Join(x.Notes(), " "); !strings.Contains(notes, "no block server is known") {
+		t.Errorf("notes %q", notes)
+	}
+	keys, states := tiertest.Keys(0, 1), make([]tier.State, 2)
+	must(t, x.Lookup(t.Context(), keys, states))
+	n, err := x.Retain(t.Context(), keys)
+	if n != 0 || err != nil || states[0] != tier.Absent {
+		t.Errorf("%d blocks are retained, %v; state %v", n, err, states[0])
+	}
+	if err := x.Get(t.Context(), keys[0], x.buf); !errors.Is(err, errdefs.ErrNotFound) {
+		t.Errorf("read: %v", err)
+	}
+	tiertest.Seal(t, x.f, x.buf.Bytes(), keys[0], 0)
+	if err := x.Put(t.Context(), keys[0], x.buf); !errors.Is(err, tier.ErrUnavailable) {
+		t.Errorf("store: %v", err)
+	}
+	errs := make([]error, 1)
+	x.PutMany(t.Context(), keys[:1], []mem.Extent{x.buf}, errs)
+	if !errors.Is(errs[0], tier.ErrUnavailable) {
+		t.Errorf("store of several: %v", errs[0])
+	}
+	if err := x.Delete(t.Context(), keys[0]); !errors.Is(err, tier.ErrUnavailable) {
+		t.Errorf("delete: %v", err)
+	}
+	if st, p := x.Stats(), x.PeerStats(); !errors.Is(st.Failure, errdefs.ErrNotFound) || st.Misses != 2 || p.Unavailable < 5 || len(p.Servers) != 0 {
+		t.Errorf("%+v, %+v", st, p)
+	}
+	x.dir.set(ps.members()...)
+	for i := range 100 {
+		x.put(i)
+	}
+	x.present(100)
+	for i, p := range ps {
+		if n := p.host.Usage(auth.DefaultTenant).Blocks; n < 20 {
+			t.Errorf("server %d has %d of 100 blocks", i, n)
+		}
+	}
+}
+
+// TestConnectedClientsRefreshTheirList adds a server while a connection stays open. The client's
+// directory is late, and a result makes the client read it.
+func TestConnectedClientsRefreshTheirList(t *testing.T) {
+	ps := newPeers(t, 2, 1<<24)
+	list := ps.members()
+	var x *fixture
+	var late atomic.Bool
+	late.Store(true)
+	x = newFixture(t, ps, func(c *remote.Config) {
+		d, ok := c.Members.(*directory)
+		if !ok {
+			t.Fatal("the list is no directory")
+		}
+		d.epoch = 7
+		d.refreshed = func() error {
+			if late.Load() {
+				return errors.New("the directory does not answer")
+			}
+			d.set(list...)
+			d.mu.Lock()
+			defer d.mu.Unlock()
+			d.epoch = 9
+			return nil
+		}
+	}, list[0])
+	x.put(0)
+	x.present(1)
+	ps[0].epoch.Store(9)
+	x.present(1)
+	if n := len(x.PeerStats().Servers); n != 1 {
+		t.Fatalf("%d servers, of 1", n)
+	}
+	late.Store(false)
+	for end := time.Now().Add(testkit.Patience()); len(x.PeerStats().Servers) != 2; time.Sleep(time.Millisecond) {
+		if x.present(1); time.Now().After(end) {
+			t.Fatal("a client with an old list and an open connection does not learn of a change")
+		}
+	}
+	if n := x.PeerStats().Servers[0].Client.Connections; n != 1 {
+		t.Errorf("%d connections to the first server", n)
 	}
 }

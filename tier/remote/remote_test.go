@@ -38,6 +38,8 @@ func must(tb testing.TB, err error) {
 // peer is a block server that a test stops, starts and delays. Its address stays the same.
 type peer struct {
 	name     string
+	zone     string
+	epoch    atomic.Uint64
 	size     int64
 	leaseMax time.Duration
 	hotRate  int
@@ -58,7 +60,7 @@ func (p *peer) start(t *testing.T) {
 	must(t, err)
 	credentials, err := auth.NewServer(auth.ServerOptions{})
 	must(t, err)
-	s, err := server.New(server.Options{Host: host, Auth: credentials, LeaseMax: p.leaseMax, HotRate: p.hotRate})
+	s, err := server.New(server.Options{Host: host, Auth: credentials, LeaseMax: p.leaseMax, HotRate: p.hotRate, Zone: p.zone, Epoch: p.epoch.Load})
 	must(t, err)
 	addr, err := s.Listen(context.Background(), "127.0.0.1:0")
 	must(t, err)
@@ -122,7 +124,7 @@ func newPeers(t *testing.T, n int, bytes int64) peers {
 	t.Helper()
 	var ps peers
 	for i := range n {
-		p := &peer{name: fmt.Sprintf("server-%d:1", i), size: bytes}
+		p := &peer{name: fmt.Sprintf("server-%d:1", i), zone: fmt.Sprint(i), size: bytes}
 		p.start(t)
 		t.Cleanup(func() { p.stop(t) })
 		ps = append(ps, p)

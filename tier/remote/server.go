@@ -24,6 +24,7 @@ type server struct {
 	latency *breaker.Latency
 	timeout time.Duration // of each request
 
+	zone atomic.Pointer[string] // of the last hello, or of the list
 	load placement.Load
 	out  atomic.Int64 // last time that blocks passed to another server, in nanoseconds
 

@@ -134,6 +134,10 @@ func (t *Tier) get(ctx context.Context, key block.Key, dst mem.Extent, verify fu
 	defer t.ops.EndOp()
 	servers, missed := t.sources(key)
 	var errs []error
+	if len(servers.reads) == 0 {
+		t.failed(errNoServers)
+		errs = append(errs, fmt.Errorf("%w: %v", errdefs.ErrNotFound, errNoServers)) //nolint:errorlint // it is a miss
+	}
 	for _, s := range servers.reads {
 		err := s.call(ctx, t.c.Timeout, func(ctx context.Context) error {
 			return t.transfer(servers.number(ctx), s.client.Retrieve, key, dst)
@@ -211,8 +215,11 @@ func (t *Tier) fill(ctx context.Context, s *server, key block.Key, src mem.Exten
 	t.failed(err)
 }
 
-// store stores a block at a server. Another process may have stored it.
+// store stores a block at a server; nil: none is known. Another process may have stored it.
 func (t *Tier) store(ctx context.Context, s *server, key block.Key, src mem.Extent) error {
+	if s == nil {
+		return errNoServers
+	}
 	err := s.call(ctx, t.c.Timeout, func(ctx context.Context) error { return t.transfer(ctx, s.client.Store, key, src) })
 	if errors.Is(err, errdefs.ErrExists) {
 		return nil
@@ -358,7 +365,11 @@ func (t *Tier) Delete(ctx context.Context, key block.Key) error {
 	deleted := false
 	var missing error
 	var errs []error
-	for _, s := range t.route(key).all {
+	all := t.route(key).all
+	if len(all) == 0 {
+		missing = errNoServers
+	}
+	for _, s := range all {
 		switch err := t.remove(ctx, s, key); {
 		case err == nil:
 			deleted = true
@@ -408,7 +419,11 @@ func (t *Tier) Stats() tier.Stats {
 		Hits: t.hits.Load(), Misses: t.misses.Load(), Puts: t.puts.Load(), Corrupt: t.corrupt.Load(), Errors: t.errors.Load(),
 		ReadBytes: t.readBytes.Load(), WrittenBytes: t.writtenBytes.Load(),
 	}
-	for _, s := range t.servers() {
+	servers := t.servers()
+	if len(servers) == 0 {
+		st.Failure = fmt.Errorf("%w: %w", errNoServers, t.pool.listErr())
+	}
+	for _, s := range servers {
 		s.mu.Lock()
 		st.Blocks += int64(s.figures.Blocks)
 		st.Bytes += int64(s.figures.Bytes)

@@ -85,8 +85,8 @@ type ClientStats struct {
 // a connection for the first call, and another one for the first call after a connection has ended.
 // All methods are safe for concurrent use.
 //
-// A call ends when its context ends, at most 200 ms later. Memory of a call is not accessed any more
-// when it has returned. Calls whose context has ended return ErrCanceled.
+// A call ends when its context ends, at most 200 ms later. Memory of a call is not accessed any
+// more when it has returned. Calls whose context has ended return ErrCanceled.
 type Client struct {
 	o      ClientOptions
 	client [16]byte
@@ -365,7 +365,8 @@ func (c *Client) one(ctx context.Context, conn *conn, k *call) error {
 
 type runKey struct{}
 
-// WithRun returns a context for calls about a run, by which the server counts them. run is not zero.
+// WithRun returns a context for calls about a run, by which the server counts them. run is not
+// zero.
 func WithRun(ctx context.Context, run uint32) context.Context {
 	return context.WithValue(ctx, runKey{}, run)
 }

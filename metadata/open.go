@@ -61,8 +61,8 @@ func CheckMembers(text string) error {
 }
 
 // OpenMembers opens a list HOST:PORT[=WEIGHT],..., dns+srv://_SERVICE._PROTOCOL.DOMAIN, or a URL of
-// a scheme of ctx (WithScheme). A directory that does not answer is no error: the list is empty until
-// it does. It returns ErrInvalid for a wrong text, and ErrNotSupported for an unknown scheme.
+// a scheme of ctx (WithScheme). A directory that does not answer is no error: the list is empty
+// until it does. It returns ErrInvalid for a wrong text, and ErrNotSupported for an unknown scheme.
 func OpenMembers(ctx context.Context, text string) (OpenedMembers, error) {
 	if err := CheckMembers(text); err != nil {
 		return nil, err

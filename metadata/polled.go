@@ -132,8 +132,8 @@ func unique(list []Member) []Member {
 	return slices.CompactFunc(list, func(a, b Member) bool { return a.Name == b.Name })
 }
 
-// openPolled reads the first list and starts the goroutine that reads the later ones. A failed first
-// read is no error if patient is set. purpose is the start of its errors.
+// openPolled reads the first list and starts the goroutine that reads the later ones. A failed
+// first read is no error if patient is set. purpose is the start of its errors.
 func openPolled(ctx context.Context, interval time.Duration, patient bool, read func(context.Context) (StaticMembers, error), purpose string) (*PolledMembers, error) {
 	if interval < 0 {
 		return nil, fmt.Errorf("%s every %v: %w", purpose, interval, errdefs.ErrInvalid)

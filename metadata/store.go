@@ -7,8 +7,8 @@
 // of the same interface. A value without a lease stays until it is deleted.
 //
 // Members is the list of servers that share a load, with weights. StaticMembers never change.
-// PolledMembers are read again at intervals, from a file or from DNS. Package metadata/etcd has those
-// that servers register in etcd. OpenMembers opens the list that a text names.
+// PolledMembers are read again at intervals, from a file or from DNS. Package metadata/etcd has
+// those that servers register in etcd. OpenMembers opens the list that a text names.
 //
 // All types are safe for concurrent use.
 package metadata

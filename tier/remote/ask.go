@@ -45,8 +45,8 @@ type question struct {
 	missed  *server // that answered without the key; nil: none
 }
 
-// questions returns a question for each different key. Keys of unknown page groups are left out, and
-// all keys while there are no servers.
+// questions returns a question for each different key. Keys of unknown page groups are left out,
+// and all keys while there are no servers.
 func (t *Tier) questions(keys []block.Key, servers func(*route) []*server) []question {
 	now := time.Now()
 	if len(t.pool.get(now).servers) == 0 {

@@ -96,8 +96,8 @@ func (c *Config) Validate() error {
 func (c *Config) OpenTier(ctx context.Context) (tier.Tier, error) { return Open(ctx, *c) }
 
 // Open returns a tier. It tries to reach each server within the timeout. Servers that cannot be
-// reached, and a list that is empty or cannot be read, are in Notes, and are no error: all blocks are
-// misses meanwhile. Errors: those of Validate and of the credential files.
+// reached, and a list that is empty or cannot be read, are in Notes, and are no error: all blocks
+// are misses meanwhile. Errors: those of Validate and of the credential files.
 func Open(ctx context.Context, c Config) (*Tier, error) {
 	if err := c.Validate(); err != nil {
 		return nil, fmt.Errorf("open remote tier: %w", err)

@@ -24,11 +24,14 @@ import (
 // TestModel is the metamorphic test. It runs a random sequence of operations, drawn from a seed,
 // under several configurations and compares the results with a map. In each configuration:
 //
-// - a load without an error has put exactly the block's bytes on the page, and a failed or canceled
-// load writes nothing to it afterwards; - pages may be overwritten after SourceFree returned
-// without changing the stored bytes; - a durable block is found after restarts and crashes, unless
-// the test damaged it, and each error names an injected fault; - a block that was never dumped is
-// never found; - at the end nothing is pinned.
+//   - a load without an error has put exactly the block's bytes on the page, and a failed or canceled
+//     load writes nothing to it afterwards;
+//   - pages may be overwritten after SourceFree returned without changing the stored bytes;
+//   - a durable block is found after restarts and crashes, unless the test damaged it, and each error
+//     names an injected fault;
+//   - a block that was never dumped, or not again after its removal, is never found;
+//   - a leased block is not removed;
+//   - at the end nothing is pinned.
 //
 // KVLANE_STORE_SEEDS=n runs n seeds. KVLANE_STORE_SEED=x runs seed x alone.
 func TestModel(t *testing.T) {
@@ -90,6 +93,7 @@ type pending struct {
 	lease *store.Lease
 	quit  bool         // the task was canceled by the test or by a crash
 	known []modelBlock // for a load: the expected state of each block at its start
+	gone  map[int]bool // for a dump: blocks removed since its start, before or after it stored them
 }
 
 type model struct {
@@ -133,7 +137,7 @@ func runModel(t *testing.T, c modelConfig, seed uint64) {
 	if c.faults {
 		clock := clockwork.NewRealClock()
 		fp, cp := fault.New(seed), fault.New(seed+1)
-		for _, op := range []string{faulty.OpLookup, faulty.OpRetain, faulty.OpGet, faulty.OpPut} {
+		for _, op := range []string{faulty.OpLookup, faulty.OpRetain, faulty.OpGet, faulty.OpPut, faulty.OpDelete} {
 			fp.Add(fault.Rate(op, 0.02).Fail(nil))
 			fp.Add(fault.Rate(op, 0.02).Delay(time.Millisecond))
 		}
@@ -188,6 +192,8 @@ func (m *model) log(format string, args ...any) {
 
 func (m *model) step() {
 	switch x := m.rng.IntN(100); {
+	case x < 3:
+		m.remove()
 	case x < 30:
 		m.begin(true, m.draw(), m.c.layerwise && m.rng.IntN(2) == 0)
 	case x < 60:
@@ -244,7 +250,7 @@ func (m *model) begin(dump bool, ns []int, layerwise bool) *pending {
 	for len(m.free) < len(ns) || len(m.tasks) >= 4 {
 		m.finishOne()
 	}
-	p := &pending{ns: ns}
+	p := &pending{ns: ns, gone: make(map[int]bool)}
 	for i, page := range m.takePages(len(ns)) {
 		p.refs = append(p.refs, store.Ref{Key: m.r.key(ns[i]), Page: page})
 	}
@@ -341,7 +347,7 @@ func (m *model) checkDump(p *pending) {
 		m.log("end %s: block %d: %v", p.what, n, err)
 		switch {
 		case err == nil:
-			if m.c.dirs > 0 {
+			if m.c.dirs > 0 && !p.gone[n] {
 				m.blocks[n].durable, m.blocks[n].twice = true, m.c.log && len(p.dump.LeftOut()) == 0
 			}
 		case m.blocks[n].dirty && errors.Is(err, errdefs.ErrCorrupt):
@@ -362,7 +368,7 @@ func (m *model) checkLoad(p *pending) {
 		b := &m.blocks[n]
 		m.log("end %s: block %d: %v", p.what, n, err)
 		switch {
-		case err == nil && !b.tried:
+		case err == nil && !b.tried && !p.known[i].tried:
 			m.t.Fatalf("%s: block %d was found and never dumped", p.what, n)
 		case err == nil:
 			if err := m.r.checkPage(p.refs[i].Page, n); err != nil {

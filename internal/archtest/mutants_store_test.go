@@ -267,4 +267,9 @@ var storeMutants = []mutant{
 		"replay/run.go", "register the KV cache: %w\", err), r.close())", "register the KV cache: %w\", err), r.cache.Close())"),
 	defect("store", "TestDefectSlotsInQuarantineAreHeld",
 		"store/dump/layers.go", "g.Err == nil && err == nil && t.base.Context().Err() == nil\n", "g.Err == nil && err == nil\n"),
+	// Removals.
+	defect("store", "TestBlockThatIsReadWhileItIsRemoved",
+		"store/remove.go", "	return r.fromCache(keys)\n", "	return nil\n"),
+	defect("store", "TestLeasedBlocksAreNotRemoved",
+		"store/remove.go", "omit := r.stay[key] || once[key]", "omit := once[key]"),
 }

@@ -51,10 +51,12 @@ func (c *client) run() {
 			c.dump()
 		case x < 82:
 			c.lookup()
-		case x < 87:
+		case x < 86:
 			c.lease()
-		case x < 94:
+		case x < 89:
 			c.prefetch()
+		case x < 95:
+			c.remove()
 		default:
 			c.waitDurable()
 		}
@@ -144,6 +146,7 @@ func (c *client) lookup() {
 	for i, n := range ns {
 		must[i] = c.mustBe(n)
 	}
+	versions := c.versionsOf(ns)
 	ctx, cancel, most := c.within()
 	defer cancel()
 	var hits []store.Hit
@@ -156,6 +159,8 @@ func (c *client) lookup() {
 		switch ready := hits[i].State == tier.Ready; {
 		case ready && ghost(n):
 			c.reportFailure("lookup finds block %d, which nobody has dumped, in %s", n, hits[i].Tier)
+		case ready && c.stayedRemoved(n, versions[i]):
+			c.reportFailure("lookup finds block %d, which was removed, in %s", n, hits[i].Tier)
 		case !ready && must[i]:
 			c.reportFailure("lookup does not find block %d, which is durable: %v", n, hits[i].State)
 		}
@@ -236,11 +241,12 @@ func (c *client) after() []mem.Dependency {
 
 func (c *client) dump() {
 	var ns []int
-	for _, n := range c.draw() {
+	for _, n := range c.drawOwn() {
 		if !ghost(n) {
 			ns = append(ns, n)
 		}
 	}
+	c.dumpedAgain(ns)
 	refs := c.refs(ns)
 	for i, ref := range refs {
 		if !c.viewer.checkPoisoned(ref.Page) || !c.viewer.fill(ref.Page, ns[i]) {

@@ -53,7 +53,7 @@ func (t *tally) merge(o *tally) {
 }
 
 // shown are the counts that must not be zero. Otherwise the run tested nothing.
-var shown = []string{"blocks loaded", "blocks durable", "blocks durable and checked"}
+var shown = []string{"blocks loaded", "blocks durable", "blocks durable and checked", "blocks removed"}
 
 // shows reports whether no count of shown is zero.
 func (t *tally) shows() bool {

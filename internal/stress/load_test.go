@@ -41,6 +41,7 @@ func (c *client) load() {
 		}
 		must[i] = c.mustBe(ns[i])
 	}
+	versions := c.versionsOf(ns)
 	o := store.LoadOptions{Layerwise: c.rng.IntN(2) == 0}
 	ctx, cancel, most := c.within()
 	defer cancel()
@@ -60,7 +61,10 @@ func (c *client) load() {
 	c.wait("load", t.Wait, t.Cancel, t.Done())
 	for i, err := range t.Errs() {
 		c.loaded(refs[i].Page, ns[i], handed[i], err)
-		if under != nil && c.Alone && !victim(ns[i]) && reason(err) == "not found" && !errors.Is(err, errdefs.ErrCorrupt) {
+		if err == nil && c.stayedRemoved(ns[i], versions[i]) {
+			c.reportFailure("load finds block %d, which was removed", ns[i])
+		}
+		if under != nil && c.Alone && !c.FileFaults && !victim(ns[i]) && reason(err) == "not found" && !errors.Is(err, errdefs.ErrCorrupt) {
 			c.reportFailure("load does not find block %d, which is leased: %v", ns[i], err)
 		}
 		if must[i] && reason(err) == "not found" {

@@ -77,7 +77,7 @@ const kinds = 4
 func (r *round) draw(n int) {
 	r.setup = setup{
 		Seed: r.rng.Uint64(), User: []string{r.TempDir()}, Folder: "own", Leafy: r.rng.IntN(4) > 0, Fsync: file.FsyncPolicy(r.rng.IntN(2)),
-		DeviceFaults: true, FileFaults: n%kinds == 1 || n%kinds == 2, Corrupt: n%kinds == 1, Alone: n%kinds == 3,
+		DeviceFaults: true, FileFaults: n%kinds == 1 || n%kinds == 2 || n%kinds == 3 && n/kinds%2 == 1, Corrupt: n%kinds == 1, Alone: n%kinds == 3,
 	}
 	if r.rng.IntN(2) == 0 {
 		r.User = append(r.User, r.TempDir())

@@ -38,8 +38,11 @@ type worker struct {
 	ctx   context.Context // ends when the parent asks for an orderly end
 
 	durable [keySpace]atomic.Bool // blocks that this process made durable
-	current atomic.Pointer[life]
-	calls   [clients + 1]atomic.Pointer[call]
+	// versions count, for each block, the dumps after a removal and the removals. They are odd while
+	// no tier has the block.
+	versions [keySpace]atomic.Int64
+	current  atomic.Pointer[life]
+	calls    [clients + 1]atomic.Pointer[call]
 
 	mu  sync.Mutex
 	out io.Writer

@@ -19,7 +19,7 @@ import (
 type Selection = blockdir.Selection
 
 // Removed is the result of Remove.
-type Removed = blockdir.Removed
+type Removed = tier.Removed
 
 // Remove removes the selected blocks from a directory. When it returns, no process finds them
 // again, also after a power failure. Pinned blocks stay: Removed.Left has an error that wraps
@@ -104,10 +104,7 @@ func (d *existing) remove(ctx context.Context, sel *Selection, r *Removed) error
 	return nil
 }
 
-// Remove removes blocks durably under every policy: when it returns, they are not found again, also
-// after a power failure. It skips missing blocks. Retained blocks, and those that are being written
-// or removed, or are pinned, stay: Removed.Left has an error that wraps ErrBusy. After any other
-// error some of the blocks may be removed.
+// Remove implements tier.Remover, under every policy.
 func (t *Tier) Remove(ctx context.Context, keys []block.Key) (r Removed, err error) {
 	if t.cfg.ReadOnly {
 		return r, fmt.Errorf("remove blocks: %w", errReadOnly)

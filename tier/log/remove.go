@@ -20,7 +20,7 @@ import (
 type Selection = blockdir.Selection
 
 // Removed is the result of Remove.
-type Removed = blockdir.Removed
+type Removed = tier.Removed
 
 // Remove removes the selected blocks from a directory. When it returns, no process finds them
 // again, also after a power failure. The time of a block is that of its segment. It returns
@@ -89,10 +89,7 @@ func (t *Tier) selected(m *blockdir.Marker, sel *Selection) (keys []block.Key, e
 	return keys, nil
 }
 
-// Remove removes blocks durably under every policy: when it returns, they are not found again, also
-// after a power failure. It skips missing blocks. Retained and pinned blocks, and those that are
-// being written or removed, stay: Removed.Left has an error that wraps ErrBusy. After any other
-// error some of the blocks may be removed.
+// Remove implements tier.Remover, under every policy.
 func (t *Tier) Remove(ctx context.Context, keys []block.Key) (r Removed, err error) {
 	return t.remove(ctx, keys, tier.CauseRequest)
 }

@@ -44,14 +44,6 @@ func (s *Selection) Cause() tier.Cause {
 	return tier.CauseRequest
 }
 
-// Removed is the result of Remove.
-type Removed struct {
-	Keys  []block.Key // of the removed blocks
-	Bytes int64       // of their images
-	// Left joins the errors of blocks that stay because they are in use or cannot be removed.
-	Left error
-}
-
 // ErrPinned is the error of removing a pinned block.
 var ErrPinned = fmt.Errorf("it is pinned; unpin it first: %w", errdefs.ErrBusy)
 

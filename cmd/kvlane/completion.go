@@ -52,7 +52,7 @@ var offers = map[string]cobra.CompletionFunc{
 	"protocol":                values(hostProtocols...),
 	"transfer serve protocol": values(protocols...),
 	"bench transfer protocol": values(protocols...),
-	"metadata":                values(mooncake.P2PHandshake, "http://"),
+	"metadata":                values(mooncake.P2PHandshake, "http://", "etcd://"),
 	"bench copy from":         completeFiles,
 	"compare":                 completeFiles,
 	"cublaslt":                completeFiles,

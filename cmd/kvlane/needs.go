@@ -87,6 +87,10 @@ var needs = append(settingNeeds(), []need{
 		met: settings.Given("etcd"), lacks: "--etcd HOST:PORT",
 	},
 	{
+		commands: []string{"transfer serve", "transfer probe", "transfer ls", "transfer put", "transfer get", "bench transfer"}, flags: etcdNames,
+		met: settings.Given("metadata"), lacks: "--metadata etcd://HOST:PORT/CLUSTER",
+	},
+	{
 		commands: []string{"replay"}, flags: etcdNames,
 		met: settings.Given("remote"), lacks: "--remote",
 	},

@@ -33,6 +33,7 @@ type transferFlags struct {
 	protocol, metadata, cluster string
 	protocols                   []string // valid values of protocol
 	timeout                     time.Duration
+	etcd                        etcdFlags
 }
 
 // register adds the flags. protocols are the valid values of --protocol.
@@ -44,6 +45,7 @@ func (f *transferFlags) register(cmd *cobra.Command, protocols []string) {
 		"protocol: mooncake, or kvlane's own: auto (any path that works), or a single path: "+strings.Join(protocols[2:], ", "))
 	fl.StringVar(&f.metadata, "metadata", mooncake.P2PHandshake, usageOf("metadata"))
 	fl.StringVar(&f.cluster, "cluster", "", usageOf("cluster"))
+	f.etcd.register(fl)
 }
 
 // registerTimeout adds the --timeout flag for commands that access a segment.

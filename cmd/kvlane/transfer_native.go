@@ -16,6 +16,7 @@ import (
 	"github.com/kvlane/kvlane/gdr"
 	"github.com/kvlane/kvlane/internal/sys/nvml"
 	"github.com/kvlane/kvlane/metadata"
+	"github.com/kvlane/kvlane/metadata/etcd"
 	"github.com/kvlane/kvlane/stream"
 	streamcopy "github.com/kvlane/kvlane/stream/copy"
 	engine "github.com/kvlane/kvlane/transfer"
@@ -133,6 +134,17 @@ func (f *transferFlags) native() (path engine.Path, ok bool, err error) {
 func (f *transferFlags) store() (_ metadata.Store, done func(), err error) {
 	if f.metadata == mooncake.P2PHandshake {
 		return nil, func() {}, nil
+	}
+	if strings.HasPrefix(f.metadata, etcd.Scheme+"://") {
+		o, err := f.etcd.optionsOf(f.metadata)
+		if err != nil {
+			return nil, nil, fmt.Errorf("--metadata: %w", err)
+		}
+		s, err := etcd.OpenStore(o)
+		if err != nil {
+			return nil, nil, &usageError{fmt.Errorf("--metadata: %w", err)}
+		}
+		return s, func() { _ = s.Close() }, nil // its values expire
 	}
 	c, err := metadata.NewClient(f.metadata, 0)
 	if err != nil {

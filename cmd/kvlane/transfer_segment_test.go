@@ -3,11 +3,14 @@ package main
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
+	"github.com/kvlane/kvlane/internal/etcdtest"
+	"github.com/kvlane/kvlane/internal/testkit"
 	engine "github.com/kvlane/kvlane/transfer"
 )
 
@@ -54,12 +57,38 @@ func TestDefectNoWordForAnAddressThatIsNotTheListeners(t *testing.T) {
 func TestTransferNativeByHand(t *testing.T) {
 	server := interruptible(t, "transfer", "metadata", "--listen", "127.0.0.1:0")
 	uri, _, _ := strings.Cut(server.word(t, "metadata "), ";")
+	nativeByHand(t, map[string][]string{"127.0.0.1:0": nil, "kv": {"--metadata", uri}})
+}
+
+// Segments of kvlane's own protocol are found in etcd, over TLS too. They leave with their process.
+func TestClusterOfSegments(t *testing.T) {
+	for _, version := range etcdtest.Versions {
+		t.Run(version, func(t *testing.T) {
+			plain := []string{"--metadata", "etcd://" + etcdtest.Start(t, version).Addr + "/test"}
+			nativeByHand(t, map[string][]string{"kv": plain})
+			find := append([]string{"transfer", "probe", "kv", "--protocol", "auto"}, plain...)
+			if code, _, stderr := execute(t, find...); code != exitFailure || !strings.Contains(stderr, "not found") {
+				t.Errorf("a segment whose process has ended: exit code %d: %s", code, stderr)
+			}
+			dir := t.TempDir()
+			cert, key := filepath.Join(dir, "cert"), filepath.Join(dir, "key")
+			certPEM, keyPEM := testkit.Certificate(t)
+			must(t, errors.Join(os.WriteFile(cert, certPEM, 0o600), os.WriteFile(key, keyPEM, 0o600)))
+			secure := "etcd://" + etcdtest.StartTLS(t, version, cert, key, cert).Addr + "/test"
+			nativeByHand(t, map[string][]string{"kv": {"--metadata", secure, "--etcd-ca", cert, "--etcd-cert", cert, "--etcd-key", key}})
+		})
+	}
+}
+
+// nativeByHand serves segments by names, with the flags of each, and uses them.
+func nativeByHand(t *testing.T, segments map[string][]string) {
+	t.Helper()
 	file := filepath.Join(t.TempDir(), "f")
 	want := bytes.Repeat([]byte("0123456789"), 5000)
 	if err := os.WriteFile(file, want, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	for name, where := range map[string][]string{"127.0.0.1:0": nil, "kv": {"--metadata", uri}} {
+	for name, where := range segments {
 		p := interruptible(t, append([]string{"transfer", "serve", "--protocol", "auto", "--name", name, "--buffer-size", "1MiB"}, where...)...)
 		segment, _, _ := strings.Cut(p.word(t, "segment "), ": ")
 		do := func(args ...string) string {

@@ -33,16 +33,28 @@ type Server struct {
 // test if the server is not installed.
 func Start(tb testing.TB, version string) *Server {
 	tb.Helper()
+	return start(tb, version, "http://")
+}
+
+// StartTLS starts the server with TLS. Files are those of its certificate and key in PEM, and of the
+// authorities of its clients' certificates.
+func StartTLS(tb testing.TB, version, cert, key, clientCA string) *Server {
+	tb.Helper()
+	return start(tb, version, "https://", "--cert-file", cert, "--key-file", key, "--client-cert-auth", "--trusted-ca-file", clientCA)
+}
+
+func start(tb testing.TB, version, scheme string, more ...string) *Server {
+	tb.Helper()
 	s := &Server{Addr: FreeAddr(tb), binary: os.Getenv(binaries[version])}
 	if s.binary == "" {
 		testkit.Skip(tb, version, binaries[version]+` is not set; "make cluster" sets it`)
 	}
-	client, peer := "http://"+s.Addr, "http://"+FreeAddr(tb)
-	s.args = []string{
+	client, peer := scheme+s.Addr, "http://"+FreeAddr(tb)
+	s.args = append([]string{
 		"--name", "one", "--data-dir", tb.TempDir(), "--listen-client-urls", client, "--advertise-client-urls", client,
 		"--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer, "--initial-cluster", "one=" + peer,
 		"--heartbeat-interval", "50", "--election-timeout", "250", "--logger", "zap", "--log-level", "error",
-	}
+	}, more...)
 	tb.Cleanup(s.Kill)
 	s.Start(tb)
 	return s

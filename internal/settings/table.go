@@ -135,7 +135,7 @@ var taskSettings = []Setting{
 	{Key: "store.wait_max_ms", Kind: Int, Doc: "longest wait of a block for space or for another fill, and of a CUDA stream for a load", Default: "30000"},
 
 	{Name: "protocol", Doc: "protocol of transfers", Words: []string{"mooncake", "auto", "nvlink", "shm", "rdma", "tcp"}},
-	{Name: "metadata", Doc: "how segments are found: P2PHANDSHAKE (their name is their address), or a server: http://HOST:PORT/metadata"},
+	{Name: "metadata", Doc: "how segments are found: P2PHANDSHAKE (their name is their address), or a server: http://HOST:PORT/metadata, or with kvlane's own protocol etcd://HOST:PORT,.../CLUSTER"},
 	{Name: "cluster", Doc: "name of the cluster, which separates its segments in a metadata server"},
 	{Name: "buffer-size", Kind: Size, Doc: "bytes of memory to transfer from and to"},
 

@@ -1,5 +1,5 @@
 // Package etcd keeps the members of a group of servers in etcd. Servers register themselves
-// (Register), and clients follow the list (Open).
+// (Register), and clients follow the list (Open). A Store keeps other small values.
 //
 // A member is a key PREFIX/NAME with a JSON value, where the prefix is /kvlane/CLUSTER/members. The
 // key has a lease, so a member that is killed leaves after the lease's time. The epoch of a list is

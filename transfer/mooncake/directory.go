@@ -38,7 +38,7 @@ func OpenDirectory(uri, cluster string) (Directory, error) {
 		return p2p{}, nil
 	}
 	if scheme, _, ok := strings.Cut(uri, "://"); ok && (scheme == "etcd" || scheme == "redis") {
-		return nil, fmt.Errorf("open metadata %q: %s is not supported, use %s or http: %w", uri, scheme, P2PHandshake, errdefs.ErrNotSupported)
+		return nil, fmt.Errorf("open metadata %q: %s is not supported by this protocol, use %s or http: %w", uri, scheme, P2PHandshake, errdefs.ErrNotSupported)
 	}
 	c, err := metadata.NewClient(uri, handshakeTime)
 	if err != nil {

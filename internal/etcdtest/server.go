@@ -36,8 +36,8 @@ func Start(tb testing.TB, version string) *Server {
 	return start(tb, version, "http://")
 }
 
-// StartTLS starts the server with TLS. Files are those of its certificate and key in PEM, and of the
-// authorities of its clients' certificates.
+// StartTLS starts the server with TLS. Files are those of its certificate and key in PEM, and of
+// the authorities of its clients' certificates.
 func StartTLS(tb testing.TB, version, cert, key, clientCA string) *Server {
 	tb.Helper()
 	return start(tb, version, "https://", "--cert-file", cert, "--key-file", key, "--client-cert-auth", "--trusted-ca-file", clientCA)

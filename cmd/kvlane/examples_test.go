@@ -55,6 +55,8 @@ var examples = map[string]example{
 	"bench blockio":                       {small: []string{"--duration", "2ms", "--rounds", "1"}},
 	"cluster status etcd":                 {want: "etcd 127.0.0.1:2379"},
 	"store rm /var/cache/kvlane --key":    {want: "no block with that key matches"},
+	"store pin /var/cache/kvlane --key":   {want: "no block with that key matches"},
+	"store unpin /var/cache/kvlane --key": {want: "no block with that key matches"},
 	"cluster drain":                       {want: "etcd 127.0.0.1:2379"},
 	"rpc bench":                           {small: []string{"--duration", "2ms", "--rounds", "1"}},
 }

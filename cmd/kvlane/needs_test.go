@@ -45,11 +45,13 @@ var alwaysEffective = map[string]string{
 	"transfer ls":       "protocol metadata timeout json",
 	"transfer put":      "protocol metadata timeout buffer offset notify",
 	"transfer get":      "protocol metadata timeout buffer offset length",
-	"store ls":          "json object-endpoint object-region object-ca",
+	"store ls":          "json pinned object-endpoint object-region object-ca",
 	"store stat":        "json object-endpoint object-region object-ca",
 	"store verify":      "json repair object-endpoint object-region object-ca",
 	"store gc":          "json max-bytes max-age quarantine foreign remove object-endpoint object-region object-ca",
 	"store rm":          "json key identity max-age object-endpoint object-region object-ca",
+	"store pin":         "json key identity max-bytes object-endpoint object-region object-ca",
+	"store unpin":       "json key identity object-endpoint object-region object-ca",
 }
 
 // operands are the positional arguments of commands.

@@ -18,6 +18,7 @@ import (
 
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/settings"
+	"github.com/kvlane/kvlane/tier/file"
 	"github.com/kvlane/kvlane/tier/log"
 	"github.com/kvlane/kvlane/tier/object"
 )
@@ -46,6 +47,7 @@ var nextSteps = []step{
 	{all(of("store"), isErr(errdefs.ErrNotFound)), (*failure).noMarker},
 	{all(of("store"), isErr(errdefs.ErrCorrupt)), text("kvlane store verify DIR reports the damage, and with --repair repairs what is repairable.")},
 	{isErr(fs.ErrNotExist), (*failure).notFound},
+	{isErr(file.ErrPinLimit), text("unpin other blocks, or give the bound with which engines open the directory: --max-bytes SIZE.")},
 	{isErr(syscall.ENOSPC, syscall.EDQUOT, errdefs.ErrNoSpace), text("free space there: kvlane store gc DIR --max-bytes SIZE removes the coldest blocks of a directory, and --file-bytes or --log-bytes bounds a tier.")},
 	{isErr(syscall.EADDRINUSE), text("another process listens at this address: stop it, or give another port; port 0 is any free port.")},
 	{isErr(syscall.EADDRNOTAVAIL), text("this host does not have this address: give one of its own, 127.0.0.1:PORT for this host only or 0.0.0.0:PORT for all.")},
@@ -53,7 +55,8 @@ var nextSteps = []step{
 	{isA[*net.AddrError], text("give HOST:PORT, an IPv6 address in brackets: [::1]:15995.")},
 	{isA[*net.DNSError], text("give HOST:PORT: an address, or a name that this host can resolve, and a numeric port.")},
 	{all(changed("log-dir"), isErr(errdefs.ErrBusy)), text("one process may open a log: stop the other one, or give another --log-dir; several processes may share a --file-dir.")},
-	{all(of("store rm"), isErr(errdefs.ErrBusy)), text("stop the process that has the directory open, then try again.")},
+	{isErr(file.ErrPinned), text("kvlane store unpin DIR with the same --key or --identity, then try again; kvlane store ls DIR --pinned lists the pinned blocks.")},
+	{all(of("store rm", "store pin", "store unpin"), isErr(errdefs.ErrBusy)), text("stop the process that has the directory open, then try again.")},
 	{all(of("store"), isErr(errdefs.ErrBusy)), text("one process may open a log: stop the other one, then try again.")},
 	{all(changed("device-index", "peer-index"), isErr(errdefs.ErrNotFound)), text("kvlane doctor lists the devices; indices start at 0.")},
 	{all(changed("nic"), isErr(errdefs.ErrNotFound)), text("kvlane doctor lists the NICs, and kvlane topo their distance to GPUs.")},
@@ -96,8 +99,8 @@ func changed(flags ...string) func(*failure) bool {
 }
 
 // of returns a condition that holds if the command has the path or is below it.
-func of(path string) func(*failure) bool {
-	return func(f *failure) bool { return within(f.cmd, []string{path}) }
+func of(paths ...string) func(*failure) bool {
+	return func(f *failure) bool { return within(f.cmd, paths) }
 }
 
 // path returns the path of the file in the error, or "".

@@ -25,6 +25,8 @@ type keeper struct {
 	gc      func(ctx context.Context, dir string, targetBytes int64) (file.Collected, error)
 	clear   func(ctx context.Context, dir string, u file.Unwanted) (file.Cleared, error)
 	remove  func(ctx context.Context, dir string, sel file.Selection) (file.Removed, error)
+	pin     func(ctx context.Context, dir string, sel file.Selection, boundBytes int64) (file.Pinned, error)
+	unpin   func(ctx context.Context, dir string, sel file.Selection) (file.Pinned, error)
 }
 
 // keeperOf returns the operations for a directory, or for a folder in a bucket. For other
@@ -34,16 +36,16 @@ func keeperOf(b bucketAccess, dir string) keeper {
 		return b.keeper()
 	}
 	if log.Recognises(dir) {
-		return keeper{log.Inspect, log.List, log.Verify, log.Repair, log.GC, log.Clear, log.Remove}
+		return keeper{log.Inspect, log.List, log.Verify, log.Repair, log.GC, log.Clear, log.Remove, log.Pin, log.Unpin}
 	}
-	return keeper{file.Inspect, file.List, file.Verify, file.Repair, file.GC, file.Clear, file.Remove}
+	return keeper{file.Inspect, file.List, file.Verify, file.Repair, file.GC, file.Clear, file.Remove, file.Pin, file.Unpin}
 }
 
 func newStoreCommand() *cobra.Command {
 	cmd := newGroupCommand("store", "Inspect, verify and shrink the directories of a file or log tier, or a bucket",
 		`The commands below work on a directory that "kvlane replay --file-dir", "kvlane replay --log-dir" or a program with the library has
 made; its kvlane.json describes the contents. DIR may also be one that has such folders right below it, as the connectors for vLLM, SGLang and transformers
-make them: then each folder is shown. Other processes may use the directory meanwhile. But rm needs the directory for itself, and gc --max-bytes and
+make them: then each folder is shown. Other processes may use the directory meanwhile. But rm, pin and unpin need the directory for themselves, and gc --max-bytes and
 verify --repair that of a log.
 
 DIR may also be a bucket, s3://BUCKET/PREFIX, with the blocks of object tiers: then each of its folders is shown. Its credentials are those of the AWS SDK.
@@ -51,8 +53,10 @@ DIR may also be a bucket, s3://BUCKET/PREFIX, with the blocks of object tiers: t
   kvlane store verify DIR            report damaged and foreign files
   kvlane store verify --repair DIR   move damaged blocks to DIR/quarantine, and repair the rest
   kvlane store gc --quarantine DIR   remove the files in quarantine
-  kvlane store rm --key KEY DIR      remove a block`)
-	cmd.AddCommand(newStoreListCommand(), newStoreStatCommand(), newStoreVerifyCommand(), newStoreGCCommand(), newStoreRemoveCommand())
+  kvlane store rm --key KEY DIR      remove a block
+  kvlane store pin --key KEY DIR     keep a block until it is unpinned`)
+	cmd.AddCommand(newStoreListCommand(), newStoreStatCommand(), newStoreVerifyCommand(), newStoreGCCommand(), newStoreRemoveCommand(),
+		newStorePinCommand(true), newStorePinCommand(false))
 	for _, c := range cmd.Commands() {
 		registerSettings(c.Flags(), bucketFlags...)
 		do := c.RunE

@@ -59,5 +59,11 @@ func (b bucketAccess) keeper() keeper {
 		remove: func(context.Context, string, file.Selection) (r file.Removed, err error) {
 			return r, fmt.Errorf("remove blocks of a bucket: use kvlane store gc with --max-bytes SIZE or --max-age TIME: %w", errdefs.ErrInvalid)
 		},
+		pin: func(context.Context, string, file.Selection, int64) (p file.Pinned, err error) {
+			return p, fmt.Errorf("pin blocks of a bucket: only those of directories can be pinned: %w", errdefs.ErrInvalid)
+		},
+		unpin: func(context.Context, string, file.Selection) (p file.Pinned, err error) {
+			return p, fmt.Errorf("unpin blocks of a bucket: only those of directories can be pinned: %w", errdefs.ErrInvalid)
+		},
 	}
 }

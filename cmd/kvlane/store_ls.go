@@ -15,12 +15,12 @@ import (
 )
 
 func newStoreListCommand() *cobra.Command {
-	var asJSON bool
+	var asJSON, pinned bool
 	cmd := &cobra.Command{
 		Use:   "ls DIR",
 		Short: "List the blocks, in the order of their keys",
 		Long: `List the blocks, in the order of their keys, with the size of each, and how long ago it was written or its hotness last renewed;
-in a log, its segment was written. --json has bytes and times as they are, and the number of shards, one object a line.`,
+in a log, its segment was written. A * marks pinned blocks. --json has bytes and times as they are, and the number of shards, one object a line.`,
 		Example: `  kvlane store ls /var/cache/kvlane
   kvlane store ls /var/cache/kvlane --json`,
 		Args: usageArgs(cobra.ExactArgs(1)),
@@ -38,21 +38,25 @@ in a log, its segment was written. --json has bytes and times as they are, and t
 					}
 					fmt.Fprintf(w, "%s:\n", present.Name(dir))
 				}
-				return listBlocks(cmd.Context(), w, bucket, dir, asJSON, several)
+				return listBlocks(cmd.Context(), w, bucket, dir, asJSON, several, pinned)
 			})
 		},
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print one JSON object per line and block")
+	cmd.Flags().BoolVar(&pinned, "pinned", false, "list only pinned blocks")
 	return cmd
 }
 
 // listBlocks prints blocks as they are found, because a directory may have millions.
-func listBlocks(ctx context.Context, w io.Writer, b bucketAccess, dir string, asJSON, named bool) error {
-	const row = "%-*s %9s %4s\n" // fits in 80 columns
+func listBlocks(ctx context.Context, w io.Writer, b bucketAccess, dir string, asJSON, named, pinned bool) error {
+	const row = "%-*s %9s %4s%s\n" // fits in 80 columns
 	const keyWidth = 2 * len(block.Key{})
 	enc := json.NewEncoder(w)
 	now, printedHeader := time.Now(), false
 	err := keeperOf(b, dir).list(ctx, dir, func(e file.Entry) error {
+		if pinned && !e.Pinned {
+			return nil
+		}
 		if asJSON {
 			folder := ""
 			if named {
@@ -65,15 +69,20 @@ func listBlocks(ctx context.Context, w io.Writer, b bucketAccess, dir string, as
 				Group    int       `json:"group"`
 				Shards   int       `json:"shards"`
 				Modified time.Time `json:"modified"`
-			}{folder, e.Key.String(), e.Bytes, e.Group, e.Shards, e.Modified})
+				Pinned   bool      `json:"pinned,omitempty"`
+			}{folder, e.Key.String(), e.Bytes, e.Group, e.Shards, e.Modified, e.Pinned})
 		}
 		if !printedHeader {
 			printedHeader = true
-			if _, err := fmt.Fprintf(w, row, keyWidth, "KEY", "SIZE", "AGE"); err != nil {
+			if _, err := fmt.Fprintf(w, row, keyWidth, "KEY", "SIZE", "AGE", ""); err != nil {
 				return err
 			}
 		}
-		_, err := fmt.Fprintf(w, row, keyWidth, e.Key, present.Bytes(e.Bytes), ageText(now.Sub(e.Modified)))
+		mark := ""
+		if e.Pinned {
+			mark = "*"
+		}
+		_, err := fmt.Fprintf(w, row, keyWidth, e.Key, present.Bytes(e.Bytes), ageText(now.Sub(e.Modified)), mark)
 		return err
 	})
 	if err == nil && !printedHeader && !asJSON {

@@ -33,7 +33,7 @@ func newStoreRemoveCommand() *cobra.Command {
 		Long: `Remove the blocks that match all given options, durably: when the command has succeeded, they are not found again, also after a
 power failure. The next dump may store them again.
 
-The command needs the directory for itself. If a process has it open, blocks may be in use: the command is refused, and names the process.
+A pinned block stays, and is an error: unpin it first. The command needs the directory for itself. If a process has it open, blocks may be in use: the command is refused, and names the process.
 The age of a block is that of "kvlane store ls": the time since it was written or its hotness was last renewed; in a log, since its segment was written.
 
 The exit code is 1 if a key is not in DIR, or if a block could not be removed.`,
@@ -42,29 +42,23 @@ The exit code is 1 if a key is not in DIR, or if a block could not be removed.`,
   kvlane store rm /var/cache/kvlane --key 0000529c5dfa3ff8af88db2191711ca50caa0a371be3b6a51584ab3a82d7dc32`,
 		Args: usageArgs(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			sel, err := selectionOf(keys, identity, age)
+			if len(keys) == 0 && identity == "" && age == 0 {
+				return usagef("store rm: nothing selected: give --key KEY, --identity DIGEST or --max-age TIME; " +
+					"kvlane store ls DIR lists the keys, and kvlane store stat DIR the digests")
+			}
+			if age < 0 {
+				return usagef("store rm: --max-age %s is negative", age)
+			}
+			sel, err := selectionOf("store rm", keys, identity)
 			if err != nil {
 				return err
 			}
-			bucket := accessOf(cmd)
-			dirs, err := foldersOf(cmd.Context(), bucket, args[0])
-			if err != nil {
-				return err
+			if age > 0 {
+				sel.Before = time.Now().Add(-age)
 			}
-			missing := make(map[block.Key]bool)
-			for _, key := range sel.Keys {
-				missing[key] = true
-			}
-			err = printFolders(cmd.Context(), cmd.OutOrStdout(), dirs, asJSON, func(dir string) (folderResult, error) {
-				return removeBlocks(cmd.Context(), bucket, dir, sel, missing)
+			return changeBlocks(cmd, args[0], asJSON, &sel, "remove", func(b bucketAccess, dir string, missing map[block.Key]bool) (folderResult, error) {
+				return removeBlocks(cmd.Context(), b, dir, sel, missing)
 			})
-			for _, key := range sel.Keys {
-				if err == nil && missing[key] {
-					err = fmt.Errorf("remove block %s: no block with that key matches; kvlane store ls %s lists the blocks",
-						key, shellWord(args[0]))
-				}
-			}
-			return err
 		},
 	}
 	cmd.Flags().StringArrayVar(&keys, "key", nil, "remove the block with this key, as by \"kvlane store ls\"; repeatable")
@@ -74,31 +68,46 @@ The exit code is 1 if a key is not in DIR, or if a block could not be removed.`,
 	return cmd
 }
 
-// selectionOf returns the selection of the flags. It returns a usage error if nothing is selected.
-func selectionOf(keys []string, identity string, age time.Duration) (sel file.Selection, err error) {
-	if len(keys) == 0 && identity == "" && age == 0 {
-		return sel, usagef("store rm: nothing selected: give --key KEY, --identity DIGEST or --max-age TIME; " +
-			"kvlane store ls DIR lists the keys, and kvlane store stat DIR the digests")
-	}
-	if age < 0 {
-		return sel, usagef("store rm: --max-age %s is negative", age)
-	}
+// selectionOf returns the selection by keys and identity of a command.
+func selectionOf(command string, keys []string, identity string) (sel file.Selection, err error) {
 	for _, text := range keys {
 		key, err := block.ParseKey(text)
 		if err != nil {
-			return sel, usagef("store rm: --key %s: %v", text, err)
+			return sel, usagef("%s: --key %s: %v", command, text, err)
 		}
 		sel.Keys = append(sel.Keys, key)
 	}
 	if identity != "" {
 		if sel.Identity, err = block.ParseDigest(identity); err != nil {
-			return sel, usagef("store rm: --identity %s: %v", identity, err)
+			return sel, usagef("%s: --identity %s: %v", command, identity, err)
 		}
 	}
-	if age > 0 {
-		sel.Before = time.Now().Add(-age)
-	}
 	return sel, nil
+}
+
+// changeBlocks prints the result of f for every directory of blocks of dir. f removes the keys of
+// the selected blocks that it finds from missing. changeBlocks returns an error for the others.
+func changeBlocks(cmd *cobra.Command, dir string, asJSON bool, sel *file.Selection, verb string,
+	f func(b bucketAccess, dir string, missing map[block.Key]bool) (folderResult, error),
+) error {
+	bucket := accessOf(cmd)
+	dirs, err := foldersOf(cmd.Context(), bucket, dir)
+	if err != nil {
+		return err
+	}
+	missing := make(map[block.Key]bool)
+	for _, key := range sel.Keys {
+		missing[key] = true
+	}
+	err = printFolders(cmd.Context(), cmd.OutOrStdout(), dirs, asJSON, func(dir string) (folderResult, error) {
+		return f(bucket, dir, missing)
+	})
+	for _, key := range sel.Keys {
+		if err == nil && missing[key] {
+			err = fmt.Errorf("%s block %s: no block with that key matches; kvlane store ls %s lists the blocks", verb, key, shellWord(dir))
+		}
+	}
+	return err
 }
 
 // removeBlocks removes the selected blocks of a directory, and their keys from missing.

@@ -16,9 +16,11 @@ type dirStat struct {
 	FormatVersion int    `json:"format_version"`
 	*formatStat          // set if there is one page group
 	storedStat
-	Groups      []groupStat `json:"groups,omitempty"` // set if there are several page groups
-	Temporary   int         `json:"temporary_files"`
-	Quarantined int         `json:"quarantined_files"`
+	Groups       []groupStat `json:"groups,omitempty"` // set if there are several page groups
+	PinnedBlocks int64       `json:"pinned_blocks"`
+	PinnedBytes  int64       `json:"pinned_bytes"`
+	Temporary    int         `json:"temporary_files"`
+	Quarantined  int         `json:"quarantined_files"`
 	// Segments and SegmentBytes are set for a log.
 	Segments     int   `json:"segments,omitempty"`
 	SegmentBytes int64 `json:"segment_bytes,omitempty"`
@@ -74,7 +76,8 @@ func newStoreStatCommand() *cobra.Command {
 
 func statOf(dir string, in *file.Inspection) dirStat {
 	s := dirStat{
-		Directory: dir, FormatVersion: in.Marker.Version, storedStat: storedStat(in.Totals), Temporary: in.Temporary, Quarantined: in.Quarantined,
+		Directory: dir, FormatVersion: in.Marker.Version, storedStat: storedStat(in.Totals),
+		PinnedBlocks: in.Pinned.Blocks, PinnedBytes: in.Pinned.Bytes, Temporary: in.Temporary, Quarantined: in.Quarantined,
 		Segments: in.Segments, SegmentBytes: in.SegmentBytes, Next: inQuarantine(dir, in.Quarantined),
 	}
 	for i, g := range in.Marker.Groups {
@@ -101,6 +104,9 @@ func (s *dirStat) rows() [][2]string {
 		rows = append(rows, [2]string{"all page groups", fmt.Sprint(len(s.Groups))})
 	}
 	rows = append(rows, s.storedStat.rows()...)
+	if s.PinnedBlocks > 0 {
+		rows = append(rows, [2]string{"pinned", fmt.Sprintf("%d, %s", s.PinnedBlocks, present.Bytes(s.PinnedBytes))})
+	}
 	if s.Segments > 0 {
 		rows = append(rows, [2]string{"segments", fmt.Sprintf("%d, %s", s.Segments, present.Bytes(s.SegmentBytes))})
 	}

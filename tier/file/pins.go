@@ -222,9 +222,15 @@ func (t *Tier) dropPin(d *dir, key block.Key) {
 // Pinned is the result of Pin and Unpin.
 type Pinned = blockdir.Pinned
 
+// Errors of pinned blocks, of this package and of package log.
+var (
+	ErrPinned   = blockdir.ErrPinned   // a pinned block is not removed; it wraps ErrBusy
+	ErrPinLimit = blockdir.ErrPinLimit // too many bytes or blocks are pinned; it wraps ErrNoSpace
+)
+
 // Pin pins the selected blocks of a directory durably: tiers and GC do not evict them, and Remove
 // refuses them. boundBytes is the bound with which tiers open the directory, of which half may be
-// pinned. If it is zero, it is the number of bytes in the directory. Pin returns ErrNoSpace, and
+// pinned. If it is zero, it is the number of bytes in the directory. Pin returns ErrPinLimit, and
 // pins nothing, if the blocks exceed the limit. It returns ErrBusy, and names the holder, if a
 // process of this host has the directory open for writing. The pins of blocks in Pinned.Keys have
 // changed; others had a pin.
@@ -233,31 +239,30 @@ func Pin(ctx context.Context, dir string, sel Selection, boundBytes int64) (Pinn
 }
 
 func pin(ctx context.Context, fsys dirfs.FS, path string, sel Selection, boundBytes int64) (p Pinned, err error) {
-	err = changePins(ctx, fsys, path, "pin", &p, func(d *existing, set blockdir.PinSet) error {
+	err = changePins(ctx, fsys, path, "pin", &p, func(d *existing, set blockdir.PinSet) (keys []block.Key, err error) {
 		matches, all := sel.Matcher(&d.marker), Totals{}
-		var keys []block.Key
 		for b := range buckets {
 			if ctx.Err() != nil {
-				return context.Cause(ctx)
+				return nil, context.Cause(ctx)
 			}
 			stored, _, err := listBucket(d, byte(b))
 			if err != nil {
-				return err
+				return nil, err
 			}
 			addTotals(stored, d.formats, &all, make([]Totals, len(d.formats)))
 			found, err := d.matching(stored, matches)
 			if err != nil {
-				return err
+				return nil, err
 			}
 			for _, e := range found {
 				if err := syncFile(d, blockName(e.Key)); err != nil {
-					return err
+					return nil, err
 				}
 				keys = append(keys, e.Key)
 			}
 			if len(found) > 0 {
 				if _, err := blockdir.SyncFolder(d, bucketName(byte(b))); err != nil {
-					return err
+					return nil, err
 				}
 			}
 		}
@@ -265,7 +270,7 @@ func pin(ctx context.Context, fsys dirfs.FS, path string, sel Selection, boundBy
 			boundBytes = all.Bytes
 		}
 		limit := blockdir.PinLimit{Formats: d.formats, Bound: boundBytes, Has: func(key block.Key) (bool, error) { return stored(d, key) }}
-		return limit.Add(set, keys)
+		return keys, limit.Add(set, keys)
 	})
 	return p, err
 }
@@ -299,31 +304,32 @@ func Unpin(ctx context.Context, dir string, sel Selection) (Pinned, error) {
 }
 
 func unpin(ctx context.Context, fsys dirfs.FS, path string, sel Selection) (p Pinned, err error) {
-	err = changePins(ctx, fsys, path, "unpin", &p, func(d *existing, set blockdir.PinSet) error {
+	err = changePins(ctx, fsys, path, "unpin", &p, func(d *existing, set blockdir.PinSet) (keys []block.Key, err error) {
 		matches := sel.Matcher(&d.marker)
 		for key := range set {
 			info, err := d.Stat(blockName(key))
 			if err != nil && !blockdir.Gone(err) {
-				return err
+				return nil, err
 			}
 			if matches(&Entry{Key: key, Modified: info.Modified, Group: d.formats.Group(key)}) {
 				delete(set, key)
+				keys = append(keys, key)
 			}
 		}
-		return nil
+		return keys, nil
 	})
 	return p, err
 }
 
 // changePins changes the pins of a directory that no process of this host has open for writing.
-func changePins(ctx context.Context, fsys dirfs.FS, path, verb string, p *Pinned, change func(d *existing, set blockdir.PinSet) error) (err error) {
+func changePins(ctx context.Context, fsys dirfs.FS, path, verb string, p *Pinned, change func(d *existing, set blockdir.PinSet) ([]block.Key, error)) (err error) {
 	d, err := openExisting(fsys, path)
 	if err != nil {
 		return fmt.Errorf("%s blocks of %w", verb, err)
 	}
 	defer func() { err = errors.Join(err, d.Close()) }()
 	err = d.exclusively(ctx, func() error {
-		*p, err = blockdir.ChangePins(d, d.formats, func(set blockdir.PinSet) error { return change(d, set) })
+		*p, err = blockdir.ChangePins(d, d.formats, func(set blockdir.PinSet) ([]block.Key, error) { return change(d, set) })
 		return err
 	})
 	if err != nil {

@@ -64,11 +64,11 @@ func (v *verifier) repair(ctx context.Context, r *Repaired) error {
 		v.setAside(r, b.found, blockName(b.key), b.key, b.info)
 	}
 	// Write a damaged list again, without the pins of damaged blocks.
-	if _, err := blockdir.ChangePins(v, v.formats, func(set blockdir.PinSet) error {
+	if _, err := blockdir.ChangePins(v, v.formats, func(set blockdir.PinSet) ([]block.Key, error) {
 		for _, b := range v.damaged {
 			delete(set, b.key)
 		}
-		return nil
+		return nil, nil
 	}); err != nil {
 		return err
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"slices"
 
 	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/errdefs"
@@ -124,35 +125,38 @@ type Pinned = blockdir.Pinned
 
 // Pin pins the selected blocks of a directory durably: tiers and GC do not evict them, and Remove
 // refuses them. boundBytes is the bound with which a tier opens the directory, of which half may be
-// pinned. If it is zero, it is the number of bytes of the blocks. Pin returns ErrNoSpace, and pins
-// nothing, if the blocks exceed the limit. It returns ErrBusy, and names the holder, if a process
+// pinned. If it is zero, it is the number of bytes of the blocks. Pin returns file.ErrPinLimit, and
+// pins nothing, if the blocks exceed the limit. It returns ErrBusy, and names the holder, if a process
 // has the directory open.
 func Pin(ctx context.Context, dir string, sel Selection, boundBytes int64) (Pinned, error) {
-	return changePins(ctx, dirfs.OS(), dir, &sel, func(t *Tier, keys []block.Key) error {
+	return changePins(ctx, dirfs.OS(), dir, &sel, func(t *Tier, keys []block.Key) ([]block.Key, error) {
 		if boundBytes == 0 {
 			boundBytes = t.count.bytes.Load()
 		}
-		return t.pin(ctx, keys, boundBytes)
+		return keys, t.pin(ctx, keys, boundBytes)
 	})
 }
 
 // Unpin removes the pins of the selected blocks of a directory durably. It returns ErrBusy, and
 // names the holder, if a process has the directory open.
 func Unpin(ctx context.Context, dir string, sel Selection) (Pinned, error) {
-	return changePins(ctx, dirfs.OS(), dir, &sel, func(t *Tier, keys []block.Key) error { return t.Unpin(ctx, keys) })
+	return changePins(ctx, dirfs.OS(), dir, &sel, func(t *Tier, keys []block.Key) ([]block.Key, error) {
+		keys = slices.DeleteFunc(keys, func(key block.Key) bool { return !t.pins.Has(key) })
+		return keys, t.Unpin(ctx, keys)
+	})
 }
 
 // changePins changes the pins of the selected blocks of a directory that no process has open.
-func changePins(ctx context.Context, fsys dirfs.FS, path string, sel *Selection, change func(t *Tier, keys []block.Key) error) (p Pinned, err error) {
+func changePins(ctx context.Context, fsys dirfs.FS, path string, sel *Selection, change func(t *Tier, keys []block.Key) ([]block.Key, error)) (p Pinned, err error) {
 	err = withSelected(ctx, fsys, path, "change pins", sel, func(t *Tier, keys []block.Key) error {
-		had := make(map[block.Key]bool)
+		had := make(map[block.Key]bool, len(keys))
 		for _, key := range keys {
 			had[key] = t.pins.Has(key)
 		}
-		if err := change(t, keys); err != nil {
+		if p.Selected, err = change(t, keys); err != nil {
 			return err
 		}
-		for _, key := range keys {
+		for key := range had {
 			if t.pins.Has(key) != had[key] {
 				p.Keys = append(p.Keys, key)
 				p.Bytes += t.formats.ImageBytes(key)

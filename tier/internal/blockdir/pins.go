@@ -114,10 +114,14 @@ func WritePins(d dirfs.Dir, set PinSet) error {
 
 // Pinned is the result of Pin and Unpin for a directory.
 type Pinned struct {
-	Keys  []block.Key // of the blocks whose pins have changed
-	Bytes int64       // of their images
-	Total Totals      // of the pinned blocks afterwards
+	Selected []block.Key // of the selected blocks; for Unpin, of those that were pinned
+	Keys     []block.Key // of the blocks whose pins have changed
+	Bytes    int64       // of their images
+	Total    Totals      // of the pinned blocks afterwards
 }
+
+// ErrPinLimit is returned if more blocks would be pinned than the limit allows.
+var ErrPinLimit = fmt.Errorf("the limit of pins: %w", errdefs.ErrNoSpace)
 
 // PinLimit limits the pins of a directory.
 type PinLimit struct {
@@ -131,7 +135,7 @@ type PinLimit struct {
 	Has func(key block.Key) (bool, error)
 }
 
-// Add adds keys to the set. It returns ErrNoSpace, and adds none, if they exceed the limit.
+// Add adds keys to the set. It returns ErrPinLimit, and adds none, if they exceed the limit.
 func (l *PinLimit) Add(set PinSet, keys []block.Key) error {
 	more := make(PinSet)
 	for _, key := range keys {
@@ -143,11 +147,11 @@ func (l *PinLimit) Add(set PinSet, keys []block.Key) error {
 		have, want := set.Bytes(l.Formats)+l.Others, more.Bytes(l.Formats)
 		switch {
 		case len(set)+len(more) > MaxPins:
-			return fmt.Errorf("%d blocks are pinned, %d more are selected, and a directory may have %d: unpin others first: %w",
-				len(set), len(more), MaxPins, errdefs.ErrNoSpace)
+			return fmt.Errorf("%d blocks are pinned, %d more are selected, and a directory may have %d: %w",
+				len(set), len(more), MaxPins, ErrPinLimit)
 		case l.Bound > 0 && have+want > l.Bound/2:
-			return fmt.Errorf("%d bytes are pinned, %d more are selected, and half of the bound of %d bytes may be pinned, %d bytes: "+
-				"unpin others first: %w", have, want, l.Bound, l.Bound/2, errdefs.ErrNoSpace)
+			return fmt.Errorf("%d bytes are pinned, %d more are selected, and %d bytes may be pinned, half of the bound: %w",
+				have, want, l.Bound/2, ErrPinLimit)
 		}
 		return nil
 	}
@@ -238,11 +242,12 @@ func (p *Pins) Update(d dirfs.Dir, change func(set PinSet) error) (unpinned bool
 }
 
 // ChangePins implements Pins.Update for a directory that no process has open.
-func ChangePins(d dirfs.Dir, formats block.Formats, change func(set PinSet) error) (p Pinned, err error) {
+func ChangePins(d dirfs.Dir, formats block.Formats, change func(set PinSet) (selected []block.Key, err error)) (p Pinned, err error) {
 	var old PinSet
-	set, err := updatePins(d, func(set PinSet) error {
+	set, err := updatePins(d, func(set PinSet) (err error) {
 		old = maps.Clone(set)
-		return change(set)
+		p.Selected, err = change(set)
+		return err
 	})
 	for key := range old {
 		if !set[key] {

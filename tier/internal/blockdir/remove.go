@@ -44,8 +44,8 @@ func (s *Selection) Cause() tier.Cause {
 	return tier.CauseRequest
 }
 
-// ErrPinned is the error of removing a pinned block.
-var ErrPinned = fmt.Errorf("it is pinned; unpin it first: %w", errdefs.ErrBusy)
+// ErrPinned is returned for the removal of a pinned block.
+var ErrPinned = fmt.Errorf("pinned, and kept until it is unpinned: %w", errdefs.ErrBusy)
 
 // Staying returns the errors of Removed.Left for blocks that stay because they are in use or
 // pinned.
@@ -54,7 +54,7 @@ func Staying(inUse, pinned int) (errs []error) {
 		errs = append(errs, fmt.Errorf("%d blocks are in use: %w", inUse, errdefs.ErrBusy))
 	}
 	if pinned > 0 {
-		errs = append(errs, fmt.Errorf("%d blocks are pinned and stay; unpin them first: %w", pinned, errdefs.ErrBusy))
+		errs = append(errs, fmt.Errorf("%d blocks: %w", pinned, ErrPinned))
 	}
 	return errs
 }

@@ -56,6 +56,7 @@ type conn struct {
 // answer is a request with its result.
 type answer struct {
 	request  blockio.Request
+	arrived  time.Time
 	deadline time.Time
 	late     bool // its time ended before it had memory, or within a store
 	entries  int  // of the request
@@ -221,7 +222,7 @@ func (c *conn) read() error {
 		}
 		now = time.Now()
 		a.entries = max(q.Count(), 1)
-		a.deadline = now.Add(time.Duration(q.RemainingMillis) * time.Millisecond)
+		a.arrived, a.deadline = now, now.Add(time.Duration(q.RemainingMillis) * time.Millisecond)
 		if err := c.begin(a, len(body)); err != nil {
 			return err
 		}
@@ -344,6 +345,7 @@ func (c *conn) send() {
 			err = c.w.Flush()
 		}
 		for _, p := range pending {
+			c.s.noteSlow(p, err)
 			c.finish(p)
 		}
 		clear(pending)

@@ -26,6 +26,7 @@ import (
 	"github.com/kvlane/kvlane/internal/auth"
 	"github.com/kvlane/kvlane/internal/blockhost"
 	"github.com/kvlane/kvlane/internal/hotrun"
+	"github.com/kvlane/kvlane/internal/journal"
 	"github.com/kvlane/kvlane/wire"
 )
 
@@ -38,6 +39,8 @@ const (
 	// DefaultLeaseMax is the default of Options.LeaseMax.
 	DefaultLeaseMax = time.Minute
 	maxLeases       = 1024
+	// DefaultSlowAfter is the default of Options.SlowAfter.
+	DefaultSlowAfter = 100 * time.Millisecond
 )
 
 // Options are the options of a Server.
@@ -69,6 +72,11 @@ type Options struct {
 	// LoopbackRDMA lets clients without credentials use RDMA too, if the server listens on a loopback
 	// address. It is for measurements.
 	LoopbackRDMA bool
+	// Journal collects retrieves and stores that take SlowAfter or longer, from the arrival of the
+	// request until its result is sent. Nil: none.
+	Journal *journal.Journal
+	// SlowAfter has the default DefaultSlowAfter.
+	SlowAfter time.Duration
 }
 
 // Stats has counters since the server was made.
@@ -114,6 +122,7 @@ type Server struct {
 // New returns a server. It returns ErrInvalid for options out of range.
 func New(o Options) (*Server, error) {
 	o.Connections, o.LeaseMax = cmp.Or(o.Connections, DefaultConnections), cmp.Or(o.LeaseMax, DefaultLeaseMax)
+	o.SlowAfter = cmp.Or(o.SlowAfter, DefaultSlowAfter)
 	if o.Limits == (blockio.Limits{}) {
 		o.Limits = blockio.DefaultLimits()
 	}

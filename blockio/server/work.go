@@ -1,6 +1,7 @@
 package server
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"time"
@@ -225,6 +226,24 @@ func (s *Server) count(a *answer) {
 	if a.late || a.result.Status == blockio.StatusTimeout {
 		s.timedOut.Add(1)
 	}
+}
+
+// noteSlow adds a retrieve or store to the journal, if it was slow. err is the error of sending its
+// result.
+func (s *Server) noteSlow(a *answer, err error) {
+	q := &a.request
+	if s.o.Journal == nil || q.Op != blockio.OpRetrieve && q.Op != blockio.OpStore {
+		return
+	}
+	took := time.Since(a.arrived)
+	if took < s.o.SlowAfter {
+		return
+	}
+	blocks := make(map[block.Key]bool)
+	for i := range q.Entries {
+		blocks[q.Entries[i].Key] = true
+	}
+	s.o.Journal.Took(q.Op.String(), len(blocks), took, cmp.Or(err, a.result.Status.Err()))
 }
 
 // failed reports whether an entry has failed, and counts it unless it is a miss.

@@ -18,6 +18,7 @@ import (
 	"github.com/kvlane/kvlane/internal/auth"
 	"github.com/kvlane/kvlane/internal/blockhost"
 	"github.com/kvlane/kvlane/internal/dirfs"
+	"github.com/kvlane/kvlane/internal/journal"
 	"github.com/kvlane/kvlane/internal/limits"
 	"github.com/kvlane/kvlane/telemetry"
 	"github.com/kvlane/kvlane/tier"
@@ -119,7 +120,7 @@ func (f *blockdFlags) run(cmd *cobra.Command) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, r.close(ctx)) }()
-	s, err := server.New(server.Options{Host: host, Auth: credentials, RDMA: r.gateway, Connections: f.maxConnections, Epoch: f.members.view.epoch, Zone: f.members.zone})
+	s, err := server.New(server.Options{Host: host, Auth: credentials, RDMA: r.gateway, Connections: f.maxConnections, Epoch: f.members.view.epoch, Zone: f.members.zone, Journal: newJournal(m)})
 	if err != nil {
 		return asUsage(err)
 	}
@@ -172,6 +173,13 @@ func logDisk(r blockhost.DiskReport) {
 	default:
 		slog.Info("blocks were evicted from disk: the bound is reached", "tenant", r.Tenant, "evicted", r.Evicted)
 	}
+}
+
+// newJournal returns a journal that m shows on the status page.
+func newJournal(m *telemetry.Metrics) *journal.Journal {
+	j := new(journal.Journal)
+	m.AddJournal(j)
+	return j
 }
 
 // closeWithin calls end with a context that is limited by closeTimeout.

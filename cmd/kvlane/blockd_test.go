@@ -21,12 +21,17 @@ import (
 
 	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/blockio"
+	"github.com/kvlane/kvlane/blockio/server"
 	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/dirfs"
+	"github.com/kvlane/kvlane/internal/dirfs/faultfs"
+	"github.com/kvlane/kvlane/internal/fault"
 	"github.com/kvlane/kvlane/internal/sys/hostmem"
 	"github.com/kvlane/kvlane/internal/testkit"
 	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/rdma"
 	"github.com/kvlane/kvlane/rdma/registry"
+	"github.com/kvlane/kvlane/telemetry"
 )
 
 // credentialFiles writes a certificate with its key, and a file of tokens, to the working directory.
@@ -316,5 +321,27 @@ func (s *blockServer) stopInMidBatch(t *testing.T, client func() *blockClient) {
 	}
 	if st := c.Stats(); st.Fences < 4 || st.FenceTimeouts < 4 {
 		t.Errorf("statistics of the client %+v", st)
+	}
+}
+
+// The status page of a block server has its slow requests.
+func TestSlowRequestsOfBlockd(t *testing.T) {
+	m, plan := telemetry.New(), fault.New(1)
+	ctx := withMetrics(dirfs.With(t.Context(), faultfs.New(dirfs.OS(), plan, nil)), m)
+	p := interruptibleIn(ctx, t, "blockd", "--listen", "127.0.0.1:0", "--cache-bytes", "400KiB", "--file-dir", filepath.Join(t.TempDir(), "blocks"))
+	c := newBlockClient(t, strings.TrimSuffix(p.word(t, "block server "), "; interrupt to end\n"))
+	for n := range 4 {
+		c.store(t, n)
+	}
+	must(t, c.Flush(t.Context()))
+	plan.Add(fault.After("read", int(plan.Seen("read"))).Delay(2 * server.DefaultSlowAfter))
+	must(t, c.retrieve(t.Context(), t, 0))
+	s, err := m.Serve(t.Context(), "127.0.0.1:0")
+	must(t, err)
+	t.Cleanup(func() { must(t, s.Close()) })
+	for end := time.Now().Add(testkit.Patience()); !strings.Contains(served(t, s.URL()+"/status.json"), `"retrieve"`); time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("the page lacks the slow retrieve: %s", served(t, s.URL()+"/status.json"))
+		}
 	}
 }

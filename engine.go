@@ -47,6 +47,7 @@ type Engine struct {
 	closers    unwind.Stack
 
 	exporter *exporter
+	events   tier.Events
 
 	mu       sync.Mutex
 	notes    []string // guarded by mu

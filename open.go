@@ -122,7 +122,7 @@ func (e *Engine) openCache() error {
 	if err := e.Register(pinned); err != nil {
 		return err
 	}
-	t, err := cache.Open(cache.Config{Memory: pinned, Formats: e.groups.formats, Transient: e.cfg.Store.passing()})
+	t, err := cache.Open(cache.Config{Memory: pinned, Formats: e.groups.formats, Transient: e.cfg.Store.passing(), Events: &e.events})
 	if err != nil {
 		return fmt.Errorf("open cache tier: %w", err)
 	}

@@ -67,6 +67,7 @@ func (e *Engine) openLower(ctx context.Context) error {
 			continue // the cache
 		}
 		b := e.groups.blocks(ctx, e.directFiles())
+		b.Events = &e.events
 		b.OpenNIC = func() (*blockio.RDMAOptions, string, error) { return e.openRemoteNIC(ctx) }
 		c := row.Config(&e.cfg.Store, b)
 		t, err := c.OpenTier(ctx)

@@ -45,6 +45,7 @@ type TierBlocks struct {
 	FS         dirfs.FS       // nil: the operating system's file system
 	Direct     dirfs.Direct   // nil: direct storage is not used
 	OpenNIC    remote.OpenNIC // nil: block servers use sockets
+	Events     *tier.Events   // nil: changes of the contents are not reported
 }
 
 // TierConfig is the configuration of a durable tier.
@@ -74,7 +75,7 @@ var Tiers = []Tier{
 			{Key: "store.fsync", Name: "fsync", Doc: "when files are synced: `never`, or `file` (each before its block counts as durable)", Default: "never", Words: []string{"never", "file"}},
 		},
 		New: func(b TierBlocks) TierConfig {
-			return &file.Config{Formats: b.Formats, Identities: b.Identities, FS: b.FS, Direct: b.Direct}
+			return &file.Config{Formats: b.Formats, Identities: b.Identities, FS: b.FS, Direct: b.Direct, Events: b.Events}
 		},
 	},
 	{
@@ -85,7 +86,7 @@ var Tiers = []Tier{
 			{Key: "store.log_fsync", Name: "log-fsync", Doc: "when the log is synced: `interval` (ten times a second), `always` (before blocks count as durable) or `never`", Default: "interval", Words: []string{"always", "interval", "never"}},
 		},
 		New: func(b TierBlocks) TierConfig {
-			return &log.Config{Formats: b.Formats, Identities: b.Identities, FS: b.FS, Direct: b.Direct}
+			return &log.Config{Formats: b.Formats, Identities: b.Identities, FS: b.FS, Direct: b.Direct, Events: b.Events}
 		},
 	},
 	{
@@ -100,7 +101,7 @@ var Tiers = []Tier{
 			{Key: "store.remote_token", Name: "remote-token", Doc: "file with the client's token for block servers", Default: "none", Flag: none},
 			{Key: "store.remote_rdma", Name: "remote-rdma", Kind: Bool, Doc: "block servers access the cache's memory by RDMA, if there is a NIC and they authenticate the client; otherwise sockets", Default: "false"},
 		},
-		New: func(b TierBlocks) TierConfig { return &remote.Config{Formats: b.Formats, OpenNIC: b.OpenNIC} },
+		New: func(b TierBlocks) TierConfig { return &remote.Config{Formats: b.Formats, OpenNIC: b.OpenNIC, Events: b.Events} },
 	},
 	{
 		Name: object.Name, Doc: "a bucket of S3", Page: "tiers.md",
@@ -114,7 +115,7 @@ var Tiers = []Tier{
 			{Key: "store.object_timeout_ms", Name: "object-timeout-ms", Kind: Int, Doc: "time of an operation with its retries, after which it is a miss", Default: "2000", Flag: "0"},
 			{Key: "store.object_requests", Name: "object-requests", Kind: Int, Doc: "requests in progress, of reads and of writes each", Default: "64", Flag: "0"},
 		},
-		New: func(b TierBlocks) TierConfig { return &object.Config{Formats: b.Formats, Identities: b.Identities} },
+		New: func(b TierBlocks) TierConfig { return &object.Config{Formats: b.Formats, Identities: b.Identities, Events: b.Events} },
 	},
 }
 

@@ -36,6 +36,8 @@ type Config struct {
 	// Evicted is called for each evicted block, with the tier's lock held. It must not call the
 	// tier. It may be nil.
 	Evicted func(key block.Key)
+	// Events receives the changes of the contents, except those of a window. It may be nil.
+	Events *tier.Events
 	// Clock measures how long a slot has been filling. Nil selects the system clock.
 	Clock clockwork.Clock
 }
@@ -79,6 +81,7 @@ type Tier struct {
 	closed      bool
 	free        []uint32            // stack of free slots
 	evicted     func(key block.Key) // Config.Evicted, or nil
+	events      *tier.Events        // Config.Events; nil for a window
 	entries     []entry             // by slot
 	sums        []uint64            // checksums of all slots, with shards words per slot
 	shards      int                 // maximum number of shards of a block
@@ -145,6 +148,9 @@ func Open(c Config) (*Tier, error) {
 		retainMax:   n,
 		quarantined: make(map[uint32]<-chan struct{}),
 		stats:       tier.Stats{CapacityBytes: int64(n) * image},
+	}
+	if !c.Transient {
+		t.events = c.Events
 	}
 	t.index = newIndex(t.entries)
 	for i := range t.free {
@@ -320,6 +326,25 @@ func (t *Tier) Delete(ctx context.Context, key block.Key) error {
 	t.drop(slot)
 	t.freeSlot(slot)
 	return nil
+}
+
+// List calls yield for the key of each Ready block.
+func (t *Tier) List(ctx context.Context, yield func(key block.Key) error) error {
+	var keys []block.Key
+	t.mu.Lock()
+	err := t.checkOpen()
+	for i := range t.entries {
+		if err == nil && t.entries[i].state == tier.Ready {
+			keys = append(keys, t.entries[i].key)
+		}
+	}
+	t.mu.Unlock()
+	for i := 0; i < len(keys) && err == nil; i++ {
+		if err = context.Cause(ctx); err == nil {
+			err = yield(keys[i])
+		}
+	}
+	return err
 }
 
 func isClosed(c <-chan struct{}) bool {

@@ -58,6 +58,7 @@ func (f *fill) Publish() (tier.Slot, error) {
 	t.stats.Blocks++
 	t.stats.Puts++
 	t.stats.WrittenBytes += t.formats.ImageBytes(e.key)
+	t.events.Stored(Name, e.key)
 	return &f.slot, nil
 }
 

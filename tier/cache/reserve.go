@@ -129,6 +129,7 @@ func (t *Tier) startFill(slot uint32, key block.Key) *fill {
 // drop removes the unpinned Ready block from its slot, the policy and the index. The caller holds
 // mu.
 func (t *Tier) drop(slot uint32) {
+	t.events.Removed(Name, t.entries[slot].key)
 	t.policy.remove(slot)
 	t.index.remove(slot)
 	t.entries[slot] = entry{}

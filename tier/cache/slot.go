@@ -328,4 +328,5 @@ func (t *Tier) markCorrupt(slot uint32, cause error) {
 	e.state = tier.Failed
 	t.stats.Blocks--
 	t.stats.Corrupt++
+	t.events.Removed(Name, e.key)
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/dirfs"
+	"github.com/kvlane/kvlane/tier"
 	"github.com/kvlane/kvlane/tier/internal/blockdir"
 )
 
@@ -87,6 +88,8 @@ type Config struct {
 	ReadOnly bool `config:"read_only"`
 	// Direct reads files to memory of a device: see Tier.ReadDirect. It may be nil.
 	Direct dirfs.Direct
+	// Events receives the changes of the contents by this tier. It may be nil.
+	Events *tier.Events
 	// FS and Clock replace those of the operating system in tests.
 	FS    dirfs.FS
 	Clock clockwork.Clock

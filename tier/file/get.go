@@ -182,6 +182,9 @@ func (t *Tier) removeName(d *dir, key block.Key, op func() error) error {
 	a.space.beginChange(b)
 	err := op()
 	t.forgetDirect(d, key) // a reader may have opened the file meanwhile
+	if err == nil || blockdir.Gone(err) {
+		t.cfg.Events.Removed(Name, key)
+	}
 	switch {
 	case err == nil:
 		a.space.endChange(b, -1, t.formats.ImageBytes(key))

@@ -60,6 +60,9 @@ func (t *Tier) put(ctx context.Context, key block.Key, c *content) error {
 	}()
 	for try := 1; ; try++ {
 		there, over, err := t.checkStored(ctx, d, key)
+		if there {
+			t.cfg.Events.Stored(Name, key)
+		}
 		if there || err != nil {
 			return err
 		}
@@ -71,6 +74,7 @@ func (t *Tier) put(ctx context.Context, key block.Key, c *content) error {
 			t.count.puts.Add(1)
 			t.count.writtenBytes.Add(c.bytes())
 			c.written = true
+			t.cfg.Events.Stored(Name, key)
 			return nil
 		}
 		// Another process has stored the block, perhaps less durably than the policy requires. Or

@@ -188,6 +188,29 @@ func (t *Tier) Notes() []string {
 // ReadOnly reports whether the tier was opened read-only.
 func (t *Tier) ReadOnly() bool { return t.cfg.ReadOnly }
 
+// List calls yield for the key of each block in the directories, by the names of files. It does not
+// verify them.
+func (t *Tier) List(ctx context.Context, yield func(key block.Key) error) error {
+	if err := t.beginOp(ctx); err != nil {
+		return err
+	}
+	defer t.endOp()
+	for _, d := range t.dirs {
+		for b := range buckets {
+			keys, _, err := listBucket(d, byte(b))
+			for i := 0; i < len(keys) && err == nil; i++ {
+				if err = context.Cause(ctx); err == nil {
+					err = yield(keys[i])
+				}
+			}
+			if err != nil {
+				return fmt.Errorf("list blocks of directory %s: %w", d.root, err)
+			}
+		}
+	}
+	return nil
+}
+
 // beginOp begins an operation. endOp ends it.
 func (t *Tier) beginOp(ctx context.Context) error {
 	if err := t.ops.BeginOp(ctx); err != nil {

@@ -10,6 +10,7 @@ import (
 	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/dirfs"
+	"github.com/kvlane/kvlane/tier"
 	"github.com/kvlane/kvlane/tier/internal/blockdir"
 )
 
@@ -82,6 +83,8 @@ type Config struct {
 	ReadOnly bool `config:"read_only"`
 	// Direct reads segments into device memory: see Tier.ReadDirect. It may be nil.
 	Direct dirfs.Direct
+	// Events receives the changes of the contents. It may be nil.
+	Events *tier.Events
 	// FS and Clock replace those of the operating system in tests.
 	FS    dirfs.FS
 	Clock clockwork.Clock

@@ -56,7 +56,7 @@ func (c *Config) OpenTier(ctx context.Context) (tier.Tier, error) {
 
 func newTier(c Config) *Tier {
 	t := &Tier{
-		cfg: c, clock: c.Clock, formats: c.Formats, locks: usage.NewKeyLocks(), segments: segments{all: make(map[uint32]*segment)},
+		cfg: c, clock: c.Clock, formats: c.Formats, table: table{events: c.Events}, locks: usage.NewKeyLocks(), segments: segments{all: make(map[uint32]*segment)},
 		first: make(chan *appender, 1), others: make(chan *appender, maxAppenders),
 		sealLock: make(chan struct{}, 1), makeLock: make(chan struct{}, 1),
 		unsynced: make(chan struct{}, 1), unstarted: make(chan struct{}, 1), syncLock: make(chan struct{}, 1),

@@ -7,6 +7,7 @@ import (
 	"github.com/zeebo/xxh3"
 
 	"github.com/kvlane/kvlane/block"
+	"github.com/kvlane/kvlane/tier"
 )
 
 // place locates a block: its page in a segment, and the number of pages back to its group's header.
@@ -36,7 +37,10 @@ type entry struct {
 func hashOf(key block.Key) uint64 { return xxh3.Hash(key[:]) }
 
 // table is the index of all blocks. It has many shards, so that growing one of them is fast.
-type table struct{ shards [tableShards]shard }
+type table struct {
+	shards [tableShards]shard
+	events *tier.Events // receives changes, with the lock of the shard held; may be nil
+}
 
 const tableShards = 256
 
@@ -105,6 +109,7 @@ func (t *table) put(e entry, keep func(old entry) bool) (old entry, had bool) {
 		s.used++
 	}
 	s.slots[at] = e
+	t.events.Stored(Name, e.key)
 	return old, there
 }
 
@@ -192,6 +197,7 @@ func (t *table) remove(key block.Key, drop func(entry) bool) (entry, bool) {
 	}
 	e := s.slots[at]
 	s.removeSlot(at)
+	t.events.Removed(Name, key)
 	return e, true
 }
 
@@ -204,6 +210,7 @@ func (t *table) removeAll(drop func(entry) bool) (gone []entry) {
 			if e := s.slots[at]; e.segment != 0 && drop(e) {
 				gone = append(gone, e)
 				s.removeSlot(at)
+				t.events.Removed(Name, e.key)
 				continue // the slot may now hold a moved entry
 			}
 			at++

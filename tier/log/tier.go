@@ -136,6 +136,28 @@ func (t *Tier) closeFiles() error {
 	return errors.Join(errs...)
 }
 
+// List calls yield for the key of each block in the index.
+func (t *Tier) List(ctx context.Context, yield func(key block.Key) error) error {
+	if err := t.beginOp(ctx); err != nil {
+		return err
+	}
+	defer t.ops.EndOp()
+	var some []entry
+	for i := range t.table.shards {
+		some = t.table.copyShard(i, some[:0])
+		for j := range some {
+			err := context.Cause(ctx)
+			if err == nil {
+				err = yield(some[j].key)
+			}
+			if err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
 // Name implements tier.Tier.
 func (t *Tier) Name() string { return Name }
 

@@ -67,6 +67,8 @@ type Config struct {
 	Identities []block.Identity
 	// Breaker are the options of the breakers.
 	Breaker breaker.Options
+	// Events receives the blocks that this tier stores, deletes and finds damaged. It may be nil.
+	Events *tier.Events
 }
 
 // Validate reports all errors. It does not access the server.

@@ -88,6 +88,7 @@ func (t *Tier) read(ctx context.Context, key block.Key, buf []byte, verify func(
 	case errors.Is(err, errdefs.ErrCorrupt):
 		if t.memo.addDamage(key, v) {
 			t.count.add(-1, -int64(len(buf)))
+			t.c.Events.Removed(Name, key)
 		}
 	case err != nil && missing(err):
 		t.memo.addMisses(since, []block.Key{key})

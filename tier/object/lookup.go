@@ -311,6 +311,7 @@ func (t *Tier) remove(ctx context.Context, key block.Key) error {
 	}
 	if err == nil {
 		t.memo.forget(key)
+		t.c.Events.Removed(Name, key)
 	}
 	return err
 }

@@ -79,6 +79,7 @@ func (t *Tier) put(ctx context.Context, key block.Key, src mem.Extent) error {
 	}
 	if err == nil {
 		t.memo.forget(key)
+		t.c.Events.Stored(Name, key)
 	}
 	return err
 }

@@ -69,6 +69,9 @@ type Config struct {
 	// OpenNIC, and if it fails or a server refuses, blocks pass over sockets. Notes has the reason.
 	UseRDMA bool `config:"remote_rdma"`
 	OpenNIC OpenNIC
+	// Events receives the blocks that this tier stores and deletes. Evictions by servers are not
+	// events. It may be nil.
+	Events *tier.Events
 	// Dial replaces TCP and TLS in tests.
 	Dial func(ctx context.Context, address string) (net.Conn, error)
 }

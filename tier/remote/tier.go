@@ -157,6 +157,7 @@ func (t *Tier) get(ctx context.Context, key block.Key, dst mem.Extent, verify fu
 			return nil
 		case errors.Is(err, errdefs.ErrCorrupt):
 			t.corrupt.Add(1)
+			t.c.Events.Removed(Name, key)
 			err = errors.Join(err, t.remove(ctx, s, key)) // the server verified it when it was stored
 		case errors.Is(err, tier.ErrUnavailable), errors.Is(err, errdefs.ErrBusy):
 			t.failed(err)
@@ -291,6 +292,9 @@ func (t *Tier) put(ctx context.Context, key block.Key, src mem.Extent, known map
 			t.writtenBytes.Add(int64(len(buf)))
 		}
 	}
+	if err == nil {
+		t.c.Events.Stored(Name, key)
+	}
 	if err != nil && ctx.Err() == nil {
 		t.failed(err)
 		t.errors.Add(1)
@@ -379,7 +383,9 @@ func (t *Tier) Delete(ctx context.Context, key block.Key) error {
 			errs = append(errs, err)
 		}
 	}
-	if !deleted {
+	if deleted {
+		t.c.Events.Removed(Name, key)
+	} else {
 		errs = append(errs, missing)
 	}
 	if err := errors.Join(errs...); err != nil {

@@ -10,8 +10,12 @@ import (
 	"github.com/kvlane/kvlane/tier"
 )
 
-// Event is a change of the contents of a tier: see tier.Event.
-type Event = tier.Event
+type (
+	// Event is a change of the contents of a tier: see tier.Event.
+	Event = tier.Event
+	// EventWatcher receives events: see tier.Watcher.
+	EventWatcher = tier.Watcher
+)
 
 // The kinds of events.
 const (
@@ -31,7 +35,7 @@ const (
 // The last event of a block in a tier gives its state.
 func (e *Engine) Events(ctx context.Context) iter.Seq[Event] {
 	return func(yield func(Event) bool) {
-		w := e.events.Watch()
+		w := e.WatchEvents()
 		defer w.Close()
 		for w.Wait(ctx) == nil {
 			for some := w.Take(eventsAtOnce); len(some) > 0; some = w.Take(eventsAtOnce) {
@@ -46,6 +50,10 @@ func (e *Engine) Events(ctx context.Context) iter.Seq[Event] {
 }
 
 const eventsAtOnce = 1024
+
+// WatchEvents returns a watcher of the events that Events describes, from now on, for callers that
+// do not wait. Close it.
+func (e *Engine) WatchEvents() *EventWatcher { return e.events.Watch() }
 
 // LostEvents returns the number of events that loops over Events have lost because too many were
 // waiting.

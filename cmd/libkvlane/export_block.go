@@ -106,3 +106,20 @@ func kvlGoRelease(lease C.kvl_lease, why **C.char) C.int32_t {
 func blocks(a *args, keys *C.uint8_t, pages *C.uint32_t, n C.size_t) ([]kvlane.Key, []uint32) {
 	return keysOf(a, keys, n), array[uint32](a, "pages", unsafe.Pointer(pages), n)
 }
+
+//export kvlGoEvents
+func kvlGoEvents(engine C.kvl_engine, events *C.kvl_event, n *C.size_t, why **C.char) C.int32_t {
+	return call(why, func() error {
+		var a args
+		if need(&a, "n", n); a.err() != nil {
+			return a.err()
+		}
+		out := array[capi.Event](&a, "events", unsafe.Pointer(events), *n)
+		if a.err() != nil {
+			return a.err()
+		}
+		taken, err := library.Events(capi.Handle(engine), out)
+		*n = C.size_t(taken)
+		return err
+	})
+}

@@ -241,6 +241,8 @@ kvl_status kvl_set_anchors(kvl_engine engine, const uint8_t *keys, const uint8_t
 
 kvl_status kvl_drop(kvl_engine engine, const uint8_t *keys, size_t n, size_t *stay) { CALL(kvlGoDrop, engine, (uint8_t *)keys, n, stay); }
 
+kvl_status kvl_events(kvl_engine engine, kvl_event *events, size_t *n) { CALL(kvlGoEvents, engine, events, n); }
+
 kvl_status kvl_open_manager(const char *config, kvl_manager *manager) { CALL(kvlGoOpenManager, (char *)config, manager); }
 
 kvl_status kvl_close_manager(kvl_manager manager, int64_t timeout_ms) { CALL(kvlGoCloseManager, manager, timeout_ms); }

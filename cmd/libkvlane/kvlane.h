@@ -445,6 +445,25 @@ kvl_status kvl_set_anchors(kvl_engine engine, const uint8_t *keys, const uint8_t
  */
 kvl_status kvl_drop(kvl_engine engine, const uint8_t *keys, size_t n, size_t *stay);
 
+/* A change that the engine made to the contents of a tier. The last event of a block in a tier gives its state there. */
+typedef struct kvl_event {
+  uint8_t change; /* KVL_EVENT_LOST, KVL_EVENT_STORED or KVL_EVENT_REMOVED */
+  uint8_t tier;   /* 0 memory, 1 files, 2 log, 3 block servers, 4 bucket */
+  uint8_t key[KVL_KEY_BYTES];
+} kvl_event;
+
+/* Earlier events do not give the contents: before the first event, and after more than 65,536 were waiting. */
+#define KVL_EVENT_LOST 1
+#define KVL_EVENT_STORED 2
+#define KVL_EVENT_REMOVED 3
+
+/*
+ * kvl_events writes the oldest waiting events, at most *n, and sets *n to their number. It does not wait. The first call begins
+ * the recording and returns an event KVL_EVENT_LOST. Changes by other processes, and evictions by block servers, are not
+ * events.
+ */
+kvl_status kvl_events(kvl_engine engine, kvl_event *events, size_t *n);
+
 #ifdef __cplusplus
 }
 #endif

@@ -2,10 +2,12 @@ package capi
 
 import (
 	"math"
+	"slices"
 	"time"
 
 	"github.com/kvlane/kvlane"
 	"github.com/kvlane/kvlane/block"
+	"github.com/kvlane/kvlane/internal/settings"
 	"github.com/kvlane/kvlane/tier"
 	tiercache "github.com/kvlane/kvlane/tier/cache"
 )
@@ -163,4 +165,31 @@ func (l *Library) Release(h Handle) error {
 	got.Release()
 	l.handles.remove(h)
 	return nil
+}
+
+// Event is an event in the library's format: a kvlane.Event, with the place of the tier in
+// settings.Tiers.
+type Event struct {
+	Change, Tier uint8
+	Key          kvlane.Key
+}
+
+// Events writes the oldest waiting events to events and returns their number. The first call of an
+// engine begins the recording.
+func (l *Library) Events(h Handle, events []Event) (int, error) {
+	e, err := find[*engine](&l.handles, h)
+	if err != nil {
+		return 0, err
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.watcher == nil {
+		e.watcher = e.WatchEvents()
+	}
+	taken := e.watcher.Take(len(events))
+	for i, event := range taken {
+		place := slices.IndexFunc(settings.Tiers, func(t settings.Tier) bool { return t.Name == event.Tier })
+		events[i] = Event{uint8(event.Change), uint8(max(place, 0)), event.Key}
+	}
+	return len(taken), nil
 }

@@ -65,6 +65,7 @@ type engine struct {
 
 	mu      sync.Mutex
 	streams map[uint64]*kvlane.HostStream // guarded by mu
+	watcher *kvlane.EventWatcher          // guarded by mu; nil before the first call of Events
 }
 
 func (*engine) kind() kind   { return engineKind }

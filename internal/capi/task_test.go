@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"os"
+	"slices"
 	"testing"
 
 	"github.com/kvlane/kvlane"
@@ -240,4 +241,32 @@ func benchmark(b *testing.B) (*program, []kvlane.Key) {
 	keys := p.keys(1, n)
 	p.dump(keys)
 	return p, keys
+}
+
+// The first call of Events begins the recording. Then it returns the changes, at most as many as fit.
+func TestEvents(t *testing.T) {
+	lib := capi.New()
+	p := start(t, lib, configuration(t, t.TempDir(), nil), pages)
+	var events [3]capi.Event
+	n, err := lib.Events(p.engine, events[:])
+	p.must(err)
+	if n != 1 || events[0].Change != uint8(kvlane.EventLost) {
+		t.Errorf("the first events are %v", events[:n])
+	}
+	keys := p.keys(1, 1)
+	p.dump(keys)
+	_, err = lib.Drop(p.engine, keys)
+	p.must(err)
+	var all []capi.Event
+	for range 4 {
+		n, err = lib.Events(p.engine, events[:2])
+		p.must(err)
+		all = append(all, events[:n]...)
+	}
+	stored, removed := uint8(kvlane.EventStored), uint8(kvlane.EventRemoved)
+	if want := []capi.Event{{stored, 0, keys[0]}, {stored, 1, keys[0]}, {removed, 0, keys[0]}}; !slices.Equal(all, want) {
+		t.Errorf("%v, want %v", all, want)
+	}
+	_, err = lib.Events(p.cache, events[:])
+	want(t, "events of a cache", err, capi.Invalid)
 }

@@ -83,3 +83,12 @@ func conform(t *testing.T, s *s3test.Server, wrap func(tier.Tier) tier.Tier) {
 		},
 	})
 }
+
+func TestEvents(t *testing.T) {
+	s3test.Setenv(t)
+	s := s3test.Start(t, "versitygw")
+	f, events := tiertest.NewFormat(t), new(tier.Events)
+	c := config(s.URL(), t.Name(), f)
+	c.Events = events
+	tiertest.CheckEvents(t, open(t, c), events, f, func(key block.Key) { must(t, object.Damage(t.Context(), c, key)) })
+}

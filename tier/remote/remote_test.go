@@ -453,3 +453,11 @@ func TestConfigRefuses(t *testing.T) {
 		}
 	}
 }
+
+func TestEvents(t *testing.T) {
+	f, events := tiertest.NewFormat(t), new(tier.Events)
+	ps := newPeers(t, 2, 1<<20)
+	c := ps.config(f)
+	c.Events = events
+	tiertest.CheckEvents(t, open(t, c), events, f, func(key block.Key) { ps.damage(t, f, key) })
+}

@@ -3,13 +3,16 @@ package tiertest
 import (
 	"bytes"
 	"encoding/binary"
+	"errors"
 	"fmt"
+	"slices"
 	"testing"
 
 	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/internal/sys/hostmem"
 	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/tier"
 )
 
 // NewFormat returns a format of small blocks. Their shards have different lengths without a common
@@ -115,4 +118,30 @@ func Buffer(tb testing.TB, n int64) mem.Extent {
 		tb.Fatal(err)
 	}
 	return mem.All(r).Sub(guard, n)
+}
+
+// CheckEvents checks that a tier that can store a block reports that it is stored, then deleted, then
+// stored again and found damaged. damage changes its bytes.
+func CheckEvents(tb testing.TB, tr tier.Tier, events *tier.Events, f block.Format, damage func(key block.Key)) {
+	tb.Helper()
+	w := events.Watch()
+	defer w.Close()
+	key, m := Key(1), Buffer(tb, f.Layout.ImageBytes())
+	Seal(tb, f, m.Bytes(), key, 0)
+	err := errors.Join(tr.Put(tb.Context(), key, m), tr.Put(tb.Context(), key, m), tr.Delete(tb.Context(), key), tr.Put(tb.Context(), key, m))
+	if err != nil {
+		tb.Fatal(err)
+	}
+	damage(key)
+	_ = tr.Get(tb.Context(), key, m) // a miss
+	var got []tier.Change
+	for _, event := range w.Take(tier.MaxEvents) {
+		if event.Change != tier.Lost && (event.Tier != tr.Name() || event.Key != key) {
+			tb.Errorf("an event of block %s in tier %q", event.Key, event.Tier)
+		}
+		got = append(got, event.Change)
+	}
+	if want := []tier.Change{tier.Lost, tier.Stored, tier.Stored, tier.Removed, tier.Stored, tier.Removed}; !slices.Equal(got, want) {
+		tb.Errorf("events %v, want %v", got, want)
+	}
 }

@@ -244,6 +244,7 @@ static void manage(void) {
   uint32_t groups[2] = {0, 0}, gone_groups[2];
   uint8_t hashes[2][KVL_HASH_BYTES] = {{1}, {2}}, states[2], chosen[2], failed[2] = {0, 1}, gone[2][KVL_HASH_BYTES];
   uint8_t dropped[KVL_KEY_BYTES], direct = 9;
+  kvl_event events[2];
   size_t n, evicted, stay = 9, length = sizeof config;
   kvl_blocks blocks = {groups, hashes[0], KVL_HASH_BYTES, 2};
   snprintf(config, sizeof config,
@@ -285,6 +286,11 @@ static void manage(void) {
   EXPECT(KVL_OK, kvl_keys(engine, 0, gone[0], KVL_HASH_BYTES, 1, dropped));
   EXPECT(KVL_OK, kvl_set_anchors(engine, dropped, dropped, 1));
   EXPECT(KVL_INVALID, kvl_set_anchors(engine, dropped, NULL, 1));
+  n = 2;
+  EXPECT(KVL_OK, kvl_events(engine, events, &n));
+  CHECK(n == 1 && events[0].change == KVL_EVENT_LOST);
+  EXPECT(KVL_INVALID, kvl_events(engine, NULL, &n));
+  EXPECT(KVL_INVALID, kvl_events(engine, events, NULL));
   EXPECT(KVL_OK, kvl_drop(engine, dropped, 1, &stay));
   CHECK(stay == 0);
   EXPECT(KVL_OK, kvl_job_end(job, NULL, 0));

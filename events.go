@@ -19,9 +19,9 @@ type (
 
 // The kinds of events.
 const (
-	EventLost    = tier.Lost
-	EventStored  = tier.Stored
-	EventRemoved = tier.Removed
+	EventLost    = tier.EventLost
+	EventStored  = tier.EventStored
+	EventRemoved = tier.EventRemoved
 )
 
 // Events returns an iterator over the changes that this engine makes to the contents of its tiers,

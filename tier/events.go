@@ -14,23 +14,23 @@ type Change uint8
 
 // The kinds of events.
 const (
-	// Lost means that the contents of all tiers may differ from the earlier events. It is the first
+	// EventLost means that the contents of all tiers may differ from the earlier events. It is the first
 	// event of a Watcher, and follows when more than MaxEvents were waiting.
-	Lost Change = iota + 1
-	// Stored means that the block can be found in the tier. It may have been there before.
-	Stored
-	// Removed means that the block is not found in the tier any more.
-	Removed
+	EventLost Change = iota + 1
+	// EventStored means that the block can be found in the tier. It may have been there before.
+	EventStored
+	// EventRemoved means that the block is not found in the tier any more.
+	EventRemoved
 )
 
 // String returns "lost", "stored" or "removed".
 func (c Change) String() string {
 	switch c {
-	case Lost:
+	case EventLost:
 		return "lost"
-	case Stored:
+	case EventStored:
 		return "stored"
-	case Removed:
+	case EventRemoved:
 		return "removed"
 	}
 	return "unknown"
@@ -40,8 +40,8 @@ func (c Change) String() string {
 // gives its state there.
 type Event struct {
 	Change Change
-	Tier   string    // Tier.Name; empty if Change is Lost
-	Key    block.Key // zero if Change is Lost
+	Tier   string    // Tier.Name; empty if Change is EventLost
+	Key    block.Key // zero if Change is EventLost
 }
 
 // MaxEvents is the number of events that wait for a Watcher.
@@ -65,10 +65,10 @@ type Watcher struct {
 }
 
 // Stored adds an event. Calls for one block of a tier are in the order of its changes.
-func (e *Events) Stored(tier string, key block.Key) { e.add(Event{Stored, tier, key}) }
+func (e *Events) Stored(tier string, key block.Key) { e.add(Event{EventStored, tier, key}) }
 
 // Removed adds an event, like Stored.
-func (e *Events) Removed(tier string, key block.Key) { e.add(Event{Removed, tier, key}) }
+func (e *Events) Removed(tier string, key block.Key) { e.add(Event{EventRemoved, tier, key}) }
 
 func (e *Events) add(event Event) {
 	if e == nil || !e.watched.Load() {
@@ -86,11 +86,11 @@ func (e *Events) add(event Event) {
 func (w *Watcher) add(event Event) {
 	if len(w.queue) == MaxEvents {
 		lost := int64(MaxEvents)
-		if w.queue[0].Change == Lost {
+		if w.queue[0].Change == EventLost {
 			lost--
 		}
 		w.of.lost.Add(lost)
-		w.queue = append(w.queue[:0], Event{Change: Lost})
+		w.queue = append(w.queue[:0], Event{Change: EventLost})
 	}
 	w.queue = append(w.queue, event)
 	select {
@@ -99,12 +99,12 @@ func (w *Watcher) add(event Event) {
 	}
 }
 
-// Watch returns a Watcher of the events from now on. Its first event is Lost. Close it.
+// Watch returns a Watcher of the events from now on. Its first event is EventLost. Close it.
 func (e *Events) Watch() *Watcher {
 	w := &Watcher{of: e, wake: make(chan struct{}, 1)}
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	w.add(Event{Change: Lost})
+	w.add(Event{Change: EventLost})
 	e.watchers = append(e.watchers, w)
 	e.watched.Store(true)
 	return w

@@ -16,7 +16,7 @@ func TestEventsThatWaitAreBounded(t *testing.T) {
 	e.Stored("cache", block.Key{1}) // no watcher
 	w := e.Watch()
 	defer w.Close()
-	if got := w.Take(9); len(got) != 1 || got[0].Change != tier.Lost {
+	if got := w.Take(9); len(got) != 1 || got[0].Change != tier.EventLost {
 		t.Errorf("the first events are %v", got)
 	}
 	for i := range tier.MaxEvents + 2 {
@@ -29,7 +29,7 @@ func TestEventsThatWaitAreBounded(t *testing.T) {
 	if rest := w.Take(9); len(rest) != 1 || rest[0].Key != (block.Key{1, 0, 1}) {
 		t.Errorf("the last events are %v", rest)
 	}
-	if len(got) != 2 || got[0].Change != tier.Lost || got[1].Key != (block.Key{0, 0, 1}) {
+	if len(got) != 2 || got[0].Change != tier.EventLost || got[1].Key != (block.Key{0, 0, 1}) {
 		t.Errorf("after the loss: %v", got)
 	}
 	if err := w.Wait(t.Context()); err != nil { // the events above

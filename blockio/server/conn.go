@@ -222,7 +222,7 @@ func (c *conn) read() error {
 		}
 		now = time.Now()
 		a.entries = max(q.Count(), 1)
-		a.arrived, a.deadline = now, now.Add(time.Duration(q.RemainingMillis) * time.Millisecond)
+		a.arrived, a.deadline = now, now.Add(time.Duration(q.RemainingMillis)*time.Millisecond)
 		if err := c.begin(a, len(body)); err != nil {
 			return err
 		}

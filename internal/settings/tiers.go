@@ -101,7 +101,9 @@ var Tiers = []Tier{
 			{Key: "store.remote_token", Name: "remote-token", Doc: "file with the client's token for block servers", Default: "none", Flag: none},
 			{Key: "store.remote_rdma", Name: "remote-rdma", Kind: Bool, Doc: "block servers access the cache's memory by RDMA, if there is a NIC and they authenticate the client; otherwise sockets", Default: "false"},
 		},
-		New: func(b TierBlocks) TierConfig { return &remote.Config{Formats: b.Formats, OpenNIC: b.OpenNIC, Events: b.Events} },
+		New: func(b TierBlocks) TierConfig {
+			return &remote.Config{Formats: b.Formats, OpenNIC: b.OpenNIC, Events: b.Events}
+		},
 	},
 	{
 		Name: object.Name, Doc: "a bucket of S3", Page: "tiers.md",
@@ -115,7 +117,9 @@ var Tiers = []Tier{
 			{Key: "store.object_timeout_ms", Name: "object-timeout-ms", Kind: Int, Doc: "time of an operation with its retries, after which it is a miss", Default: "2000", Flag: "0"},
 			{Key: "store.object_requests", Name: "object-requests", Kind: Int, Doc: "requests in progress, of reads and of writes each", Default: "64", Flag: "0"},
 		},
-		New: func(b TierBlocks) TierConfig { return &object.Config{Formats: b.Formats, Identities: b.Identities, Events: b.Events} },
+		New: func(b TierBlocks) TierConfig {
+			return &object.Config{Formats: b.Formats, Identities: b.Identities, Events: b.Events}
+		},
 	},
 }
 

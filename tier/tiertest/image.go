@@ -136,12 +136,12 @@ func CheckEvents(tb testing.TB, tr tier.Tier, events *tier.Events, f block.Forma
 	_ = tr.Get(tb.Context(), key, m) // a miss
 	var got []tier.Change
 	for _, event := range w.Take(tier.MaxEvents) {
-		if event.Change != tier.Lost && (event.Tier != tr.Name() || event.Key != key) {
+		if event.Change != tier.EventLost && (event.Tier != tr.Name() || event.Key != key) {
 			tb.Errorf("an event of block %s in tier %q", event.Key, event.Tier)
 		}
 		got = append(got, event.Change)
 	}
-	if want := []tier.Change{tier.Lost, tier.Stored, tier.Stored, tier.Removed, tier.Stored, tier.Removed}; !slices.Equal(got, want) {
+	if want := []tier.Change{tier.EventLost, tier.EventStored, tier.EventStored, tier.EventRemoved, tier.EventStored, tier.EventRemoved}; !slices.Equal(got, want) {
 		tb.Errorf("events %v, want %v", got, want)
 	}
 }

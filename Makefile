@@ -83,6 +83,7 @@ object: $(VERSITYGW) ## run the tests of the object tier on two S3 servers; need
 	tools/moto $(BIN)/.venv-moto
 	$(S3) $(GO) test -count 1 -timeout 10m ./tier/object
 	$(S3) $(GO) test -count 1 -timeout 10m -run TestObject ./cmd/kvlane
+	$(S3) $(GO) test -count 1 -timeout 10m -run TestManagerOverABucket ./internal/acceptance
 
 $(VERSITYGW): tools/versitygw/go.mod tools/versitygw/go.sum
 	$(GO) build -C tools/versitygw -o ../../$(VERSITYGW) github.com/versity/versitygw/cmd/versitygw
@@ -90,8 +91,8 @@ $(VERSITYGW): tools/versitygw/go.mod tools/versitygw/go.sum
 # etcd 3.4 of Debian and 3.6 of module tools/etcd, 60 MB below bin/.etcd.
 cluster: ## run the tests of members in etcd on two versions of it; needs apt and dpkg
 	tools/etcd/build $(ETCD)
-	$(ETCDS) $(GO) test -count 1 -timeout 2m ./metadata/etcd
-	$(ETCDS) $(GO) test -count 1 -timeout 2m -run 'TestCluster|TestReplayWhileTheClusterChanges' ./cmd/kvlane
+	$(ETCDS) $(GO) test -count 1 -timeout 5m ./metadata/etcd
+	$(ETCDS) $(GO) test -count 1 -timeout 5m -run 'TestCluster|TestReplayWhileTheClusterChanges' ./cmd/kvlane
 
 # helm, hadolint and Debian's base system, 500 MB below bin/.deploy. UPDATE=1 writes deploy/kubernetes again from the chart.
 deploy: build wheel ## check images, chart, manifests and units: linters, the images' instructions, the containers' commands and probes; needs root, debootstrap, systemd and pip

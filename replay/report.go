@@ -122,6 +122,8 @@ type TierReport struct {
 	Corrupt       int64  `json:"corrupt"`
 	Errors        int64  `json:"errors"`
 	Swept         int64  `json:"swept"`
+	// longest time from the deadline of a request to a block server to its end
+	OverrunUS int64 `json:"overrun_us,omitempty"`
 }
 
 // Mismatch is a loaded block with wrong bytes, which were not detected by the store.
@@ -268,7 +270,7 @@ func (r *Report) addStore(before, after *store.Stats) {
 		r.Tiers = append(r.Tiers, TierReport{
 			Name: after.Tiers[i].Name, Blocks: st.Blocks, Bytes: st.Bytes, CapacityBytes: st.CapacityBytes,
 			ReadBytes: st.ReadBytes, WrittenBytes: st.WrittenBytes, Evictions: st.Evictions, Corrupt: st.Corrupt,
-			Errors: st.Errors, Swept: st.Swept,
+			Errors: st.Errors, Swept: st.Swept, OverrunUS: st.Overrun.Microseconds(),
 		})
 	}
 }

@@ -25,6 +25,14 @@ var remoteFamilies = []family[*remote.PeerStats]{
 	serverFigure("kvlane_remote_probes_total", "requests", Counter, "Requests that were sent meanwhile to find out whether the block server works again.", func(s *remote.ServerStats) int64 { return s.Probes }),
 	serverFigure("kvlane_remote_failures_total", "requests", Counter, "Requests that failed because the block server is slow or gone.", func(s *remote.ServerStats) int64 { return s.Failures }),
 	serverFigure("kvlane_remote_timeouts_total", "requests", Counter, "Of these, requests without an answer in time.", func(s *remote.ServerStats) int64 { return s.Timeouts }),
+	{
+		Metric{"kvlane_remote_overrun_seconds", "seconds", Gauge, "Longest time from the deadline of a request to its end. More than 0.2 s points to a client without free CPUs.", []string{labelServer}},
+		func(s *remote.PeerStats, out emit) {
+			for i := range s.Servers {
+				out(s.Servers[i].Overrun.Seconds(), s.Servers[i].Address)
+			}
+		},
+	},
 	serverFigure("kvlane_remote_connections_total", "connections", Counter, "Connections opened to the block server.", func(s *remote.ServerStats) int64 { return s.Client.Connections }),
 	serverFigure("kvlane_remote_restarts_total", "times", Counter, "Restarts of the block server between two connections. Its blocks in memory are gone.", func(s *remote.ServerStats) int64 { return s.Client.Restarts }),
 	serverFigure("kvlane_remote_retries_total", "requests", Counter, "Entries and requests that were sent again.", func(s *remote.ServerStats) int64 { return s.Client.Retries }),

@@ -3,6 +3,7 @@ package telemetry_test
 import (
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/kvlane/kvlane/blockio"
 	"github.com/kvlane/kvlane/internal/breaker"
@@ -21,7 +22,7 @@ func (peers) Stats() tier.Stats { return tier.Stats{} }
 func (peers) PeerStats() remote.PeerStats {
 	return remote.PeerStats{
 		Unavailable: 21, Dropped: 22, Unanchored: 23, LostLeases: 27, Filled: 20, List: metadata.ListStats{Changes: 28, Failures: 29},
-		Servers: []remote.ServerStats{{Address: "a:1", State: "closed", Failures: 24}, {Address: "b:1", State: "open", Opened: 25, Timeouts: 26, Client: blockio.ClientStats{Remote: 28, Restarts: 19, RemoteMissed: 29, RemoteRefused: 30}}},
+		Servers: []remote.ServerStats{{Address: "a:1", State: "closed", Failures: 24}, {Address: "b:1", State: "open", Opened: 25, Timeouts: 26, Overrun: 1500 * time.Millisecond, Client: blockio.ClientStats{Remote: 28, Restarts: 19, RemoteMissed: 29, RemoteRefused: 30}}},
 	}
 }
 
@@ -73,7 +74,7 @@ func TestServersAreExposed(t *testing.T) {
 	got := text(t, m)
 	for _, want := range []string{
 		`kvlane_remote_rdma_batches_total{server="b:1"} 28`, `kvlane_remote_rdma_missed_total{server="b:1"} 29`, `kvlane_remote_rdma_refused_total{server="b:1"} 30`,
-		`kvlane_remote_restarts_total{server="b:1"} 19`, "kvlane_remote_filled_total 20", "kvlane_remote_servers 2",
+		`kvlane_remote_restarts_total{server="b:1"} 19`, `kvlane_remote_overrun_seconds{server="b:1"} 1.5`, "kvlane_remote_filled_total 20", "kvlane_remote_servers 2",
 	} {
 		if !strings.Contains(got, "\n"+want+"\n") {
 			t.Errorf("the metrics lack %q", want)

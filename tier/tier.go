@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/errdefs"
@@ -98,6 +99,8 @@ type Stats struct {
 	// Failure is the last error of background work, such as counting blocks and freeing space. It
 	// is nil after a success.
 	Failure error
+	// Overrun is the longest time from the deadline of a request to a block server to its end.
+	Overrun time.Duration
 }
 
 // ErrUnavailable is an error of Put for a block server or an object store that is slow, full or

@@ -8,18 +8,13 @@ import (
 	"log/slog"
 	"net"
 	"os"
-	"strconv"
 	"strings"
-	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
 	"github.com/kvlane/kvlane/internal/auth"
-	"github.com/kvlane/kvlane/internal/present"
-	"github.com/kvlane/kvlane/internal/statuspage"
 	"github.com/kvlane/kvlane/metadata"
 	"github.com/kvlane/kvlane/metadata/etcd"
 )
@@ -125,62 +120,6 @@ func (f *memberFlags) options() (etcd.Options, error) {
 	}
 	o := etcd.Options{Endpoints: strings.Split(f.endpoints, ","), Cluster: f.cluster}
 	return o, f.etcd.addTo(&o)
-}
-
-// clusterView is the view of its cluster that a server has. It is opened in the background, because
-// etcd may be down, which takes time to find out.
-type clusterView struct {
-	members atomic.Pointer[etcd.Members]
-	cancel  context.CancelFunc
-	opening sync.WaitGroup
-}
-
-// follow opens the view.
-func (v *clusterView) follow(ctx context.Context, o etcd.Options) {
-	ctx, v.cancel = context.WithCancel(context.WithoutCancel(ctx))
-	v.opening.Go(func() {
-		if m, err := etcd.Open(ctx, o); err == nil { // o is valid
-			v.members.Store(m)
-		}
-	})
-}
-
-// table returns the members for the status page.
-func (v *clusterView) table() statuspage.Table {
-	t := statuspage.Table{Title: "Members", Columns: []string{"member", "zone", "weight", "share of runs", "state", "joined"}}
-	m := v.members.Load()
-	if m == nil {
-		return t
-	}
-	list, _ := m.List()
-	for i := range list {
-		s, joined := newMemberStatus(list, i), ""
-		if s.Joined != nil {
-			joined = s.Joined.Format(time.DateTime)
-		}
-		t.Rows = append(t.Rows, []string{s.Name, s.Zone, strconv.Itoa(s.Weight), present.Percent(s.Share), s.State, joined})
-	}
-	return t
-}
-
-// epoch returns the epoch of the last change, or 0.
-func (v *clusterView) epoch() uint64 {
-	if m := v.members.Load(); m != nil {
-		return m.LastChange()
-	}
-	return 0
-}
-
-// close ends the view.
-func (v *clusterView) close() {
-	if v.cancel == nil {
-		return
-	}
-	v.cancel()
-	v.opening.Wait()
-	if m := v.members.Load(); m != nil {
-		_ = m.Close() // it was only read
-	}
 }
 
 // join registers the server that listens at an address. It returns a function that marks the member

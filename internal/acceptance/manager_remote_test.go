@@ -14,6 +14,7 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/auth"
 	"github.com/kvlane/kvlane/internal/blockhost"
+	"github.com/kvlane/kvlane/internal/s3test"
 	"github.com/kvlane/kvlane/internal/testkit"
 	"github.com/kvlane/kvlane/store/manager"
 	"github.com/kvlane/kvlane/tier/remote"
@@ -56,10 +57,98 @@ func prompt(p int) []kvlane.Block {
 	return blocks(names...)
 }
 
-// Two workers store prompts in several jobs. Another Manager with other workers, as after a restart
-// on another host, finds the blocks in the servers, and loads them from the middle of the prompts.
+const managerPrompts = 8
+
+// storeAndReload stores prompts by a Manager with two workers, in several jobs. Another Manager
+// with other workers, as after a restart on another host, finds the blocks in the shared tier of a
+// pipeline, and loads them from the middle of the prompts. set sets the shared tier. It returns
+// that Manager.
+func storeAndReload(t *testing.T, pipeline string, set func(*kvlane.Config)) (*kvlane.Manager, []*worker) {
+	t.Helper()
+	open := func() (*kvlane.Manager, []*worker) {
+		var ranks []kvlane.Config
+		for r := range 2 {
+			c := testConfig(t)
+			c.Model.KVHeads, c.Model.TPSize, c.Model.TPRank = 2, 2, r
+			c.Store.Pipeline = pipeline
+			if c.Store.Dirs = nil; strings.Contains(pipeline, "file") {
+				c.Store.Dirs = []string{t.TempDir()}
+			}
+			set(&c)
+			ranks = append(ranks, c)
+		}
+		m, err := kvlane.OpenManager(t.Context(), kvlane.ManagerConfig{Ranks: ranks})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			if err := m.Close(context.Background()); err != nil {
+				t.Error(err)
+			}
+		})
+		return m, []*worker{newWorker(t, ranks[0]), newWorker(t, ranks[1])}
+	}
+	m, workers := open()
+	for p := range managerPrompts {
+		names := prompt(p)
+		if _, err := m.Lookup(t.Context(), names); err != nil {
+			t.Fatal(err)
+		}
+		for _, part := range [][]kvlane.Block{names[:1], names[1:4], names[4:]} {
+			j, err := m.Store(part)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, w := range workers {
+				w.store(t, j)
+			}
+			if err := j.End(); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	m, workers = open()
+	for p := range managerPrompts {
+		names := prompt(p)
+		states, err := m.Lookup(t.Context(), names)
+		if want := slices.Repeat([]manager.State{manager.InRemote}, len(names)); err != nil || !slices.Equal(states, want) {
+			t.Fatalf("prompt %d: %v, %v", p, states, err)
+		}
+		j, err := m.Load(t.Context(), names[2:5])
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, w := range workers {
+			if failed := w.load(t, j); failed != nil {
+				t.Errorf("prompt %d: a worker fails at %v", p, failed)
+			}
+		}
+		if err := j.End(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if s := m.Stats(); s.Unanchored != 0 || s.FromFiles != 3*managerPrompts {
+		t.Errorf("%+v", s)
+	}
+	return m, workers
+}
+
+// lostPrompts returns the number of prompts with blocks that a Manager does not find.
+func lostPrompts(t *testing.T, m *kvlane.Manager) (lost int) {
+	t.Helper()
+	for p := range managerPrompts {
+		states, err := m.Lookup(t.Context(), prompt(p))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if slices.Contains(states, manager.Absent) {
+			lost++
+		}
+	}
+	return lost
+}
+
 func TestManagerOverBlockServers(t *testing.T) {
-	const prompts = 8
 	for _, pipeline := range []string{"cache|remote", "cache|file|remote"} {
 		t.Run(strings.ReplaceAll(pipeline, "|", " "), func(t *testing.T) {
 			var addrs []string
@@ -68,70 +157,7 @@ func TestManagerOverBlockServers(t *testing.T) {
 				addr, stop := blockServer(t)
 				addrs, stops = append(addrs, addr), append(stops, stop)
 			}
-			open := func() (*kvlane.Manager, []*worker) {
-				var ranks []kvlane.Config
-				for r := range 2 {
-					c := testConfig(t)
-					c.Model.KVHeads, c.Model.TPSize, c.Model.TPRank = 2, 2, r
-					c.Store.Remote, c.Store.Pipeline = strings.Join(addrs, ","), pipeline
-					if c.Store.Dirs = nil; strings.Contains(pipeline, "file") {
-						c.Store.Dirs = []string{t.TempDir()}
-					}
-					ranks = append(ranks, c)
-				}
-				m, err := kvlane.OpenManager(t.Context(), kvlane.ManagerConfig{Ranks: ranks})
-				if err != nil {
-					t.Fatal(err)
-				}
-				t.Cleanup(func() {
-					if err := m.Close(context.Background()); err != nil {
-						t.Error(err)
-					}
-				})
-				return m, []*worker{newWorker(t, ranks[0]), newWorker(t, ranks[1])}
-			}
-			m, workers := open()
-			for p := range prompts {
-				names := prompt(p)
-				if _, err := m.Lookup(t.Context(), names); err != nil {
-					t.Fatal(err)
-				}
-				for _, part := range [][]kvlane.Block{names[:1], names[1:4], names[4:]} {
-					j, err := m.Store(part)
-					if err != nil {
-						t.Fatal(err)
-					}
-					for _, w := range workers {
-						w.store(t, j)
-					}
-					if err := j.End(); err != nil {
-						t.Fatal(err)
-					}
-				}
-			}
-			m, workers = open()
-			for p := range prompts {
-				names := prompt(p)
-				states, err := m.Lookup(t.Context(), names)
-				if want := slices.Repeat([]manager.State{manager.InRemote}, len(names)); err != nil || !slices.Equal(states, want) {
-					t.Fatalf("prompt %d: %v, %v", p, states, err)
-				}
-				j, err := m.Load(t.Context(), names[2:5])
-				if err != nil {
-					t.Fatal(err)
-				}
-				for _, w := range workers {
-					if failed := w.load(t, j); failed != nil {
-						t.Errorf("prompt %d: a worker fails at %v", p, failed)
-					}
-				}
-				if err := j.End(); err != nil {
-					t.Fatal(err)
-				}
-			}
-			if s := m.Stats(); s.Unanchored != 0 || s.FromFiles != 3*prompts {
-				t.Errorf("%+v", s)
-			}
+			m, workers := storeAndReload(t, pipeline, func(c *kvlane.Config) { c.Store.Remote = strings.Join(addrs, ",") })
 			for _, w := range workers {
 				for _, below := range w.e.Tiers() {
 					if r, ok := below.(*remote.Tier); ok && r.PeerStats().Unanchored != 0 {
@@ -140,18 +166,34 @@ func TestManagerOverBlockServers(t *testing.T) {
 				}
 			}
 			stops[0]()
-			lost := 0
-			for p := range prompts {
-				states, err := m.Lookup(t.Context(), prompt(p))
-				if err != nil {
-					t.Fatal(err)
-				}
-				if slices.Contains(states, manager.Absent) {
-					lost++
-				}
+			if lost := lostPrompts(t, m); lost == 0 || lost == managerPrompts {
+				t.Errorf("without one of 3 servers, %d of %d prompts are lost", lost, managerPrompts)
 			}
-			if lost == 0 || lost == prompts {
-				t.Errorf("without one of 3 servers, %d of %d prompts are lost", lost, prompts)
+		})
+	}
+}
+
+// A Manager's blocks are in a bucket. While its server is down they are misses.
+func TestManagerOverABucket(t *testing.T) {
+	s3test.Setenv(t)
+	for _, pipeline := range []string{"cache|object", "cache|file|object"} {
+		t.Run(strings.ReplaceAll(pipeline, "|", " "), func(t *testing.T) {
+			s := s3test.Start(t, "versitygw")
+			m, _ := storeAndReload(t, pipeline, func(c *kvlane.Config) {
+				c.Store.Object, c.Store.ObjectEndpoint = "s3://"+s3test.Bucket+"/test", s.URL()
+			})
+			if lost := lostPrompts(t, m); lost > 0 {
+				t.Errorf("%d of %d prompts are lost", lost, managerPrompts)
+			}
+			s.Stop()
+			if lost := lostPrompts(t, m); lost != managerPrompts {
+				t.Errorf("without the bucket's server, %d of %d prompts are lost", lost, managerPrompts)
+			}
+			s.Start(t)
+			for end := time.Now().Add(testkit.Patience()); lostPrompts(t, m) > 0; time.Sleep(50 * time.Millisecond) {
+				if time.Now().After(end) {
+					t.Fatalf("the blocks are not found again: %+v", m.Stats())
+				}
 			}
 		})
 	}

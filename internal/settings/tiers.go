@@ -106,7 +106,7 @@ var Tiers = []Tier{
 		},
 	},
 	{
-		Name: object.Name, Doc: "a bucket of S3", Page: "tiers.md",
+		Name: object.Name, Doc: "a bucket of S3", Page: "tiers.md", Shared: true,
 		Settings: []Setting{
 			{Key: "store.object", Name: "object", Doc: "bucket of the object tier, `s3://BUCKET/PREFIX`; stores of all identities and hosts may share it", Default: "none", Flag: none, FlagOnly: []string{"blockd"}},
 			{Key: "store.object_endpoint", Name: "object-endpoint", Doc: "URL of the bucket's server, such as http://10.0.0.1:9000", Default: "the AWS SDK's", Flag: none},

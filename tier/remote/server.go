@@ -29,6 +29,7 @@ type server struct {
 	out  atomic.Int64 // last time that blocks passed to another server, in nanoseconds
 
 	failures, timeouts atomic.Int64
+	overrun            atomic.Int64 // longest, in nanoseconds
 
 	mu        sync.Mutex
 	last      error // of the last failure, or nil after a success
@@ -40,13 +41,14 @@ type server struct {
 // ServerStats has the figures of a server since the tier was opened.
 type ServerStats struct {
 	Address  string
-	State    string // of the breaker: closed, open or half-open
-	Opened   int64  // number of times that the breaker opened
-	Refused  int64  // requests that the breaker refused
-	Probes   int64  // requests while the breaker was half-open
-	Failures int64  // requests that failed because the server is slow or gone
-	Timeouts int64  // Failures by a deadline
-	Err      error  // last failure; nil after a success
+	State    string        // of the breaker: closed, open or half-open
+	Opened   int64         // number of times that the breaker opened
+	Refused  int64         // requests that the breaker refused
+	Probes   int64         // requests while the breaker was half-open
+	Failures int64         // requests that failed because the server is slow or gone
+	Timeouts int64         // Failures by a deadline
+	Overrun  time.Duration // longest time from the deadline of a request to its end
+	Err      error         // last failure; nil after a success
 	Client   blockio.ClientStats
 }
 
@@ -56,7 +58,7 @@ func (s *server) stats() ServerStats {
 	defer s.mu.Unlock()
 	return ServerStats{
 		Address: s.address, State: b.State.String(), Opened: b.Opened, Refused: b.Refused, Probes: b.Probes,
-		Failures: s.failures.Load(), Timeouts: s.timeouts.Load(), Err: s.last, Client: s.client.Stats(),
+		Failures: s.failures.Load(), Timeouts: s.timeouts.Load(), Overrun: time.Duration(s.overrun.Load()), Err: s.last, Client: s.client.Stats(),
 	}
 }
 
@@ -73,6 +75,9 @@ func (s *server) call(ctx context.Context, timeout time.Duration, request func(c
 	within, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	err = request(within)
+	if end, _ := within.Deadline(); time.Since(end) > 0 {
+		s.overran(time.Since(end))
+	}
 	switch {
 	case err == nil || answered(err):
 		took = time.Since(start)
@@ -99,6 +104,16 @@ func (s *server) call(ctx context.Context, timeout time.Duration, request func(c
 		class = errRefused
 	}
 	return fmt.Errorf("%w: %s: %v", class, s.address, err) //nolint:errorlint // its class is tier.ErrUnavailable
+}
+
+// overran notes the time from the deadline of a request to its end.
+func (s *server) overran(by time.Duration) {
+	for {
+		longest := s.overrun.Load()
+		if int64(by) <= longest || s.overrun.CompareAndSwap(longest, int64(by)) {
+			return
+		}
+	}
 }
 
 // errRefused is the error of requests to a server that refuses the connection.

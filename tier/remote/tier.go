@@ -434,6 +434,7 @@ func (t *Tier) Stats() tier.Stats {
 		st.Blocks += int64(s.figures.Blocks)
 		st.Bytes += int64(s.figures.Bytes)
 		st.CapacityBytes += int64(s.figures.CapacityBytes)
+		st.Overrun = max(st.Overrun, time.Duration(s.overrun.Load()))
 		if s.last != nil {
 			st.Failure = fmt.Errorf("block server %s: %w", s.address, s.last)
 		}

@@ -56,6 +56,12 @@ class BlockResult(c.Structure):
     _fields_ = (("status", c.c_int32), ("undefined", c.c_uint32))
 
 
+class Event(c.Structure):
+    """kvl_event."""
+
+    _fields_ = (("change", c.c_uint8), ("tier", c.c_uint8), ("key", c.c_uint8 * KEY_BYTES))
+
+
 class Blocks(c.Structure):
     """kvl_blocks."""
 
@@ -105,6 +111,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "report_slowdown": (_handle, c.c_double),
     "set_anchors": (_handle, _bytes, _bytes, _n),
     "drop": (_handle, _bytes, _n, c.POINTER(_n)),
+    "events": (_handle, c.POINTER(Event), c.POINTER(_n)),
     "open_manager": (c.c_char_p, _out),
     "close_manager": (_handle, _ms),
     "manager_lookup": (_handle, c.POINTER(Blocks), _bytes),

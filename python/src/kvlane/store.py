@@ -9,7 +9,7 @@ import logging
 import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import _config, _lib, errors
 from ._traces import Span, Tracer
@@ -26,6 +26,23 @@ _open: set[Store] = set()
 c.pythonapi.Py_IncRef(c.py_object(_open))
 _logger = logging.getLogger("kvlane")
 _LAST = 10.0  # seconds that the exit of the program waits for open stores
+
+
+LOST, STORED, REMOVED = 1, 2, 3
+_TIERS = ("cache", "file", "log", "remote", "object")
+_EVENTS = 1024  # of a call
+
+
+class Event(NamedTuple):
+    """A change that a store made to the contents of a tier.
+
+    change is STORED, REMOVED or LOST. LOST: earlier events do not give the contents of the tiers;
+    tier and key mean nothing. The last event of a block in a tier gives its state there.
+    """
+
+    change: int
+    tier: str
+    key: bytes
 
 
 class Lease(_lib.Owned):
@@ -295,6 +312,17 @@ class Store(_lib.Owned):
         if keys:
             self._lib.call("drop", self._handle, keys.raw, len(keys), c.byref(stay))
         return stay.value
+
+    def events(self) -> list[Event]:
+        """Return the oldest events since the last call, at most 1,024. Does not wait.
+
+        The first call begins the recording and returns LOST. LOST follows again when more than
+        65,536 events were waiting, which are then dropped. Changes by other processes, and evictions
+        by block servers, are not events.
+        """
+        raw, n = (_lib.Event * _EVENTS)(), c.c_size_t(_EVENTS)
+        self._lib.call("events", self._handle, raw, c.byref(n))
+        return [Event(e.change, _TIERS[e.tier], bytes(e.key)) for e in raw[: n.value]]
 
     def stream_wait(self, stream: Any, task: Load, layer: int | None = None) -> None:
         """Make a CUDA stream wait, on the device, for an awaited load or for one of its layers.

@@ -208,6 +208,7 @@ def start(server: Server, model: Any, tmp_path: Path) -> Any:
         processes: bool = False,
         layerwise: bool = False,
         metrics: bool = False,
+        kv_events: dict[str, Any] | None = None,
         **engine: Any,
     ) -> Engine:
         if layerwise:
@@ -217,6 +218,7 @@ def start(server: Server, model: Any, tmp_path: Path) -> Any:
         plan = {
             "connector": "LayerwiseConnector" if layerwise else "Connector",
             "metrics": metrics,
+            "kv_events": kv_events,
             "model": model(name),
             "engine": {"dtype": "float32", "max_model_len": 512, "max_num_seqs": 8, "block_size": 32, "seed": 0} | engine,
             "kvlane": None if kvlane is None else kvlane | {"log_seconds": 0},

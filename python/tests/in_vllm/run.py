@@ -1,10 +1,10 @@
 """Runs vLLM for the tests. The process imports vLLM once, and then forks a child for each plan that it reads.
 
 A plan is a line of JSON: {"model": folder, "engine": arguments of LLM, "connector": the class's name, "kvlane": the value of
-kv_connector_extra_config, or null for an engine without kvlane, "metrics": whether to serve metrics, "log": file for the
-output, "env": {...}, "steps": [...]}. Other plans have "make" (the name of a model to make), "identities", or "requests" (a run
-of steps.py). A step is {"prompts": [[token, ...], ...], "tokens": n}, {"reset": true} (reset the engine's own prefix cache) or
-{"reset": "all"} (reset the connector too).
+kv_connector_extra_config, or null for an engine without kvlane, "kv_events": arguments of KVEventsConfig, "metrics": whether
+to serve metrics, "log": file for the output, "env": {...}, "steps": [...]}. Other plans have "make" (the name of a model to
+make), "identities", or "requests" (a run of steps.py). A step is {"prompts": [[token, ...], ...], "tokens": n}, {"reset":
+true} (reset the engine's own prefix cache) or {"reset": "all"} (reset the connector too).
 
 The reply to a plan is the child's process ID, and later that ID with the exit code. For each step the log has a line "STEP
 {...}" with the tokens and the number of cached tokens of each prompt. If the scheduler and worker are in the child itself, the
@@ -30,9 +30,9 @@ from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 
 def run(plan: dict[str, Any]) -> None:
     from vllm import LLM, SamplingParams
-    from vllm.config import KVTransferConfig
+    from vllm.config import KVEventsConfig, KVTransferConfig
 
-    more = {}
+    more: dict[str, Any] = {}
     if plan["kvlane"] is not None:
         more["kv_transfer_config"] = KVTransferConfig(
             kv_connector=plan["connector"],
@@ -41,6 +41,9 @@ def run(plan: dict[str, Any]) -> None:
             kv_load_failure_policy="recompute",
             kv_connector_extra_config=plan["kvlane"],
         )
+    if plan.get("kv_events"):
+        more["kv_events_config"] = KVEventsConfig(enable_kv_cache_events=True, **plan["kv_events"])
+        print_names()
     jobs, preempted = watch_jobs(), watch_preemptions()
     fork_processes()
     llm = LLM(plan["model"], skip_tokenizer_init=True, enforce_eager=True, **plan["engine"], **more)
@@ -90,6 +93,20 @@ def watch_jobs() -> list[tuple[str, bool]]:
 
     Worker._start = watched  # type: ignore[method-assign]
     return jobs
+
+
+def print_names() -> None:
+    """Prints a line "NAMED key name" for each block of kvlane's jobs from now on."""
+    from kvlane.vllm.events import Recorder
+
+    note = Recorder.note
+
+    def watched(self: Recorder, keys: Any, names: Any, vllm_keys: Any) -> None:
+        for i, name in enumerate(names):
+            print("NAMED", keys.raw[32 * i : 32 * (i + 1)].hex(), name.hex(), flush=True)
+        note(self, keys, names, vllm_keys)
+
+    Recorder.note = watched  # type: ignore[method-assign]
 
 
 def watch_preemptions() -> list[str]:

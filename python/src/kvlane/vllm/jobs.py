@@ -18,7 +18,8 @@ class Blocks(LoadStoreSpec):
     first. layerwise: the job runs layer by layer during the step. before: the name of the block
     that precedes the first in its prompt, for a store that starts within a prompt. direct: the
     blocks of files that a load reads do not enter the workers' memory. anchors: the names of the
-    blocks' anchors, if block servers store the blocks (see Store.set_anchors).
+    blocks' anchors, if block servers store the blocks (see Store.set_anchors). keys: vLLM's keys of
+    the blocks, for events, if they differ from the names.
     """
 
     names: list[bytes]
@@ -27,6 +28,7 @@ class Blocks(LoadStoreSpec):
     before: bytes | None = None
     direct: bool = False
     anchors: list[bytes] | None = None
+    keys: list[bytes] | None = None
 
 
 def by_group(names: Iterable[bytes]) -> dict[int, list[bytes]]:

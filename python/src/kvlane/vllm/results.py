@@ -14,6 +14,8 @@ from typing import Any
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorWorkerMetadata
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import OffloadingWorkerMetadata
 
+from .events import Change
+
 
 class LateLoads:
     """Loads that end before a step's results are read.
@@ -68,14 +70,15 @@ class WorkerMetadata(OffloadingWorkerMetadata):
     """Metadata from workers to the scheduler.
 
     For each job it has the names of failed blocks, the names of blocks of a direct job that are in
-    memory, and the duration of a load and of its step's wait for it, in seconds. Call read before
-    using the fields. Pickling calls it.
+    memory, and the duration of a load and of its step's wait for it, in seconds. events are the
+    changes of the workers' tiers. Call read before using the fields. Pickling calls it.
     """
 
     failed: dict[int, set[bytes]] = field(default_factory=dict)
     pooled: dict[int, set[bytes]] = field(default_factory=dict)
     times: dict[int, tuple[float, float]] = field(default_factory=dict)
     late: LateLoads | None = None
+    events: list[Change] = field(default_factory=list)
 
     def read(self) -> None:
         """Add the loads that have ended since the worker created this object."""
@@ -101,7 +104,8 @@ class WorkerMetadata(OffloadingWorkerMetadata):
         for job, (elapsed, waited) in other.times.items():
             longest, most = times.get(job, (0.0, 0.0))
             times[job] = (max(longest, elapsed), max(most, waited))
-        return WorkerMetadata(both.completed_jobs, both.transfer_stats, failed, pooled, times)
+        events = self.events + other.events
+        return WorkerMetadata(both.completed_jobs, both.transfer_stats, failed, pooled, times, events=events)
 
 
 def _union(a: dict[int, set[bytes]], b: dict[int, set[bytes]]) -> dict[int, set[bytes]]:

@@ -25,12 +25,13 @@ from vllm.v1.kv_offload.base import (
 )
 
 from .. import errors
-from ..manager import BELOW, REMOTE, THERE, Block
+from ..manager import ABSENT, BELOW, REMOTE, THERE, Block
 from .jobs import GROUP_BYTES, Blocks
 
 if TYPE_CHECKING:
     from .._traces import Span, Tracer
     from ..manager import Job, Manager
+    from .events import Below, Change
 
 logger = init_logger("vllm.kvlane")  # vLLM configures only the loggers below its own name
 
@@ -106,11 +107,13 @@ class Scheduler(OffloadingManager):
         self._events: list[OffloadingEvent] | None = [] if events else None
         # by name: vLLM's keys of the blocks that events reported as stored
         self._reported: dict[bytes, OffloadKey] = {}
+        self._below: Below | None = None
         self._log_seconds, self._logged = log_seconds, 0.0
 
-    def open(self, manager: Manager) -> None:
-        """Set the Manager. shutdown closes it."""
+    def open(self, manager: Manager, below: Below | None = None) -> None:
+        """Set the Manager, which shutdown closes, and the index of the tiers below for events."""
         self._manager = manager
+        self._below = below if self._events is not None else None
 
     @property
     def manager(self) -> Manager:
@@ -137,13 +140,36 @@ class Scheduler(OffloadingManager):
             blocks = [_block(self._name(k)) for k in keys]
             try:
                 with self._spanned("lookup", len(keys), req_context):
-                    found = self._admitted(blocks, self.manager.lookup(blocks), keys.index(key))
+                    states = self.manager.lookup(blocks)
+                    found = self._admitted(blocks, states, keys.index(key))
+                self._looked_up(keys, states)
             except errors.Error as e:
                 logger.warning("Request %s: %d blocks are taken for misses: %s", req_context.req_id, len(keys), e)
                 found = bytes(len(keys))
             seen = dict(zip(keys, found, strict=True))
             self._seen[req_context.req_id] = seen
         return _RESULTS[seen[key]]
+
+    def _looked_up(self, keys: list[OffloadKey], states: bytes) -> None:
+        """Correct the index of the tiers below by the result of a lookup."""
+        if self._below is None:
+            return
+        for key, state in zip(keys, states, strict=True):
+            if state in (BELOW, REMOTE):
+                self._below.found(self._name(key), key, files=state == BELOW)
+            elif state == ABSENT:
+                self._below.gone(self._name(key))
+
+    def changed(self, changes: Iterable[Change]) -> None:
+        """Record changes of workers' tiers. Those of blocks from before reset_cache are ignored."""
+        if self._below is not None:
+            self._below.apply(c for c in changes if self._name(OffloadKey(c.key)) == c.name)
+
+    def _vllm_keys(self, keys: Iterable[OffloadKey]) -> list[bytes] | None:
+        """Return the keys for the workers' events, if they differ from the names."""
+        if self._below is None or (self._same and not self._salt):
+            return None
+        return [bytes(k) for k in keys]
 
     def _admitted(self, blocks: list[Block], states: bytes, first: int) -> bytes:
         """Return the states, with misses for blocks that compute faster than they load.
@@ -206,7 +232,8 @@ class Scheduler(OffloadingManager):
         evicted = _named(job.evicted) if job else []
         self._removed(evicted)
         anchors = _named(job.anchors) if job and job.anchors else None
-        return Blocks(names, self._drop(evicted), direct=job is not None and job.direct, anchors=anchors)
+        direct = job is not None and job.direct
+        return Blocks(names, self._drop(evicted), direct=direct, anchors=anchors, keys=self._vllm_keys(keys))
 
     def complete_load(self, keys: Collection[OffloadKey], req_context: ReqContext) -> None:
         """End a request's load, which every worker has finished."""
@@ -219,7 +246,18 @@ class Scheduler(OffloadingManager):
                 idle = now - times.begun - (self._busy_until(now) - times.busy)
                 wait = max(idle, times.seconds)  # the load may be over before other requests are
             job.loaded(times.seconds, wait)
+        if job is not None and not job.direct:
+            self._entered({n: k for k in keys if (n := self._name(k)) not in self._failed and n not in self._reported})
+        if self._below is not None and self._failed:
+            for name in self._failed.intersection(map(self._name, keys)):
+                self._below.gone(name)
         self._end(job, keys)
+
+    def _entered(self, blocks: Mapping[bytes, OffloadKey]) -> None:
+        """Add an event for blocks that are in the workers' memory now."""
+        if self._events is not None and blocks:
+            self._reported |= blocks
+            self._events.append(OffloadingEvent(list(blocks.values()), Medium.CPU, removed=False))
 
     def prepare_store(self, keys: Collection[OffloadKey], req_context: ReqContext) -> PrepareStoreOutput | None:
         """Reserve space for blocks to store. Returns None if all space is in use."""
@@ -251,7 +289,8 @@ class Scheduler(OffloadingManager):
         if job.anchors:
             of = dict(zip(_named(job.blocks), _named(job.anchors), strict=True))
             anchors = [of[n] for n in names]
-        return PrepareStoreOutput(taken, Blocks(names, self._drop(evicted), before=before, anchors=anchors), [])
+        blocks = Blocks(names, self._drop(evicted), before=before, anchors=anchors, keys=self._vllm_keys(taken))
+        return PrepareStoreOutput(taken, blocks, [])
 
     def _before(self, keys: list[OffloadKey], req_context: ReqContext) -> bytes | None:
         """Return the name of the block before the first of a request's keys, or None.
@@ -269,9 +308,7 @@ class Scheduler(OffloadingManager):
         """End a store, which every worker has finished."""
         jobs = {id(j): j for k in keys if (j := self._stores.pop(k, None)) is not None}
         stored = {n: k for k in keys if success and (n := self._name(k)) not in self._failed}
-        if self._events is not None and stored:
-            self._reported |= stored
-            self._events.append(OffloadingEvent(list(stored.values()), Medium.CPU, removed=False))
+        self._entered(stored)
         for job in jobs.values():
             self._end_span(id(job), failed=len(stored) < len(keys))
             self._end(job, keys, success)
@@ -349,6 +386,8 @@ class Scheduler(OffloadingManager):
         if self._events:
             taken, self._events = self._events, []
             yield from taken
+        if self._below is not None:
+            yield from self._below.take()
 
     def reset_cache(self) -> None:
         """Make all stored blocks misses for this process: the engine's weights may have changed."""
@@ -364,6 +403,8 @@ class Scheduler(OffloadingManager):
         self._failed.clear()
         self._pooled.clear()
         self._removed(list(self._reported))
+        if self._below is not None:
+            self._below.reset()
         self._changed()
 
     def stats(self) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from .._metrics import address, opened
 from .._traces import Tracer
 from ..manager import Manager
 from . import config as configs
+from .events import Below
 from .scheduler import Scheduler
 from .worker import open_worker
 
@@ -66,10 +67,24 @@ class Spec(OffloadingSpec):
             self.group_ids, self.kv_events_config.enable_kv_cache_events, log_seconds, tokens, in_steps, tracer=tracer
         )
 
+    def _ranks(self, kernels: dict[str, Any]) -> list[dict[str, Any]]:
+        """Return the configurations of the ranks with different parts of a block."""
+        stores = self._stores(kernels)
+        return [c for i, c in enumerate(stores) if c not in stores[:i]]
+
+    def below(self, kernels: dict[str, Any]) -> Below:
+        """Return an empty index of the tiers below the workers' memory."""
+        ranks = self._ranks(kernels)
+        store = ranks[0]["store"]
+        if pipeline := store.get("pipeline"):
+            tiers = [t.strip().lower() for t in str(pipeline).split("|")]
+        else:
+            tiers = [t for t, place in (("file", "dirs"), ("remote", "remote"), ("object", "object")) if store.get(place)]
+        return Below(len(ranks), tiers)
+
     def open_manager(self, kernels: dict[str, Any], *, direct: bool) -> Manager:
         """Open the index of the blocks of workers with such kernels."""
-        stores = self._stores(kernels)
-        ranks = [c for i, c in enumerate(stores) if c not in stores[:i]]
+        ranks = self._ranks(kernels)
         served = self._served(None)
         return opened(lambda config: Manager(ranks, metrics_addr=config.get("metrics_addr"), direct=direct), served, logger)
 
@@ -88,4 +103,6 @@ class Spec(OffloadingSpec):
         if own is not stores[rank]:
             logger.info("kvlane: rank %d has the KV of another rank, which writes the files of both", rank)
             Manager([stores[rank]], 1).close()  # makes the directories, which may be absent
-        return open_worker(own | self._served(self.config.parallel.rank), kv_caches, self.groups)
+        events = self.kv_events_config.enable_kv_cache_events and own is stores[rank]
+        recorded = self._ranks(self.kernels()).index(own) if events else None
+        return open_worker(own | self._served(self.config.parallel.rank), kv_caches, self.groups, recorded=recorded)

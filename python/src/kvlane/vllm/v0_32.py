@@ -9,9 +9,11 @@ adds loads within the step that needs them.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
+from vllm.distributed.kv_events import BlockRemoved, BlockStored, KVCacheEvent
 from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
@@ -37,6 +39,7 @@ from vllm.v1.request import Request
 
 from .. import errors
 from . import config as configs
+from .events import MEDIA
 from .metrics import PromMetrics, Reader, Stats
 from .pace import Pace
 from .results import LateLoads, Requests, WorkerMetadata
@@ -134,7 +137,8 @@ class Connector(OffloadingConnector):
         manager = self.scheduler.manager
         assert isinstance(self.spec, Spec)
         assert isinstance(manager, Scheduler)
-        manager.open(self.spec.open_manager(reported[0], direct=all(m.direct for m in workers)))
+        opened = self.spec.open_manager(reported[0], direct=all(m.direct for m in workers))
+        manager.open(opened, self.spec.below(reported[0]))
 
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
         """Return the number of tokens that can be loaded.
@@ -269,17 +273,18 @@ class Connector(OffloadingConnector):
         """Return this worker's metadata for the scheduler in this step."""
         meta, late = super().build_connector_worker_meta(), self._late
         self._late = None
-        if meta is None and late is None:
+        worker = None if self.connector_worker is None else self.connector_worker.worker
+        events = worker.recorder.take() if isinstance(worker, Worker) and worker.recorder is not None else []
+        if meta is None and late is None and not events:
             return None
         failures, self._failures = self._failures, {}
         pooled, self._pooled = self._pooled, {}
         failed = {job: set(f.names) for job, f in failures.items()}
         meta = meta or OffloadingWorkerMetadata()
         in_memory = {job: set(p) for job, p in pooled.items()}
-        worker = None if self.connector_worker is None else self.connector_worker.worker
         known = worker.times if isinstance(worker, Worker) else {}
         times = {job: known.pop(job) for job in meta.completed_jobs if job in known}
-        return WorkerMetadata(meta.completed_jobs, meta.transfer_stats, failed, in_memory, times, late)
+        return WorkerMetadata(meta.completed_jobs, meta.transfer_stats, failed, in_memory, times, late, events)
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
         """Process the workers' metadata: forget failed blocks, and store those of loads again.
@@ -291,6 +296,7 @@ class Connector(OffloadingConnector):
             meta.read()
             manager = scheduler.manager
             assert isinstance(manager, Scheduler)
+            manager.changed(meta.events)
             for job, names in meta.pooled.items():
                 if job in scheduler._jobs:
                     manager.pooled(names)
@@ -313,6 +319,13 @@ class Connector(OffloadingConnector):
                 if meta.failed.get(job):
                     self._kv_cache_manager.evict_blocks(set(pages))
         super().update_connector_output(connector_output)
+
+    def take_events(self) -> Iterable[KVCacheEvent]:
+        """Return vLLM's events since the last call. The medium names the tier."""
+        for event in super().take_events():
+            if isinstance(event, BlockStored | BlockRemoved) and event.ownership in MEDIA:
+                event.medium = MEDIA[event.ownership]
+            yield event
 
     def reset_cache(self) -> bool | None:
         """Forget all blocks and jobs."""

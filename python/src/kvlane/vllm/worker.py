@@ -21,7 +21,8 @@ from ..paged import Addresses, PagedCache
 from ..store import Store
 from ..task import Dump, Load
 from .config import PageGroup
-from .jobs import Blocks, by_group
+from .events import Recorder
+from .jobs import GROUP_BYTES, Blocks, by_group
 
 logger = init_logger("vllm.kvlane")  # vLLM configures only the loggers below its own name
 
@@ -49,6 +50,7 @@ class _Job:
     before: bytes | None = None
     direct: bool = False
     anchors: list[bytes] | None = None
+    vllm_keys: list[bytes] | None = None
     task: Load | Dump | None = None
     error: errors.Error | None = None
     expedited: bool = False  # a load that the host waits for before the step
@@ -63,8 +65,8 @@ class Worker(OffloadingWorker):
     All jobs are reported to vLLM as successes. take_failures returns the failures.
     """
 
-    def __init__(self, store: Store, cache: PagedCache, groups: list[PageGroup]) -> None:
-        self.store, self.cache = store, cache
+    def __init__(self, store: Store, cache: PagedCache, groups: list[PageGroup], recorder: Recorder | None = None) -> None:
+        self.store, self.cache, self.recorder = store, cache, recorder
         self._block_bytes = [g.layers * g.page_bytes for g in groups]
         # Jobs that have not started because too many are running. Loads have their own queue, so
         # that they do not wait for stores, which a slow disk may delay.
@@ -98,8 +100,9 @@ class Worker(OffloadingWorker):
         assert isinstance(blocks, Blocks)
         numbers = pages.block_ids.tolist()
         job = _Job(
-            job_id, load, blocks.names, numbers, blocks.evicted, blocks.layerwise, blocks.before, blocks.direct, blocks.anchors
-        )
+            job_id, load, blocks.names, numbers, blocks.evicted, blocks.layerwise, blocks.before, blocks.direct, blocks.anchors,
+            blocks.keys,
+        )  # fmt: skip
         if len(numbers) != len(blocks.names):
             job.error = errors.Failed(f"{len(blocks.names)} blocks for {len(numbers)} pages")
         job.expedited = expedited
@@ -141,6 +144,10 @@ class Worker(OffloadingWorker):
             for older in self._stores:
                 older.evicted = [name for name in older.evicted if name not in names]
         keys = self._keys(job.names)
+        if self.recorder is not None:
+            of = dict(zip(job.names, job.vllm_keys or job.names, strict=True))
+            ordered = [h + g.to_bytes(GROUP_BYTES, "big") for g, hashes in by_group(job.names).items() for h in hashes]
+            self.recorder.note(keys, ordered, [of[n] for n in ordered])
         if job.anchors:
             of = {a: self._keys([a]).raw for a in set(job.anchors)}
             self.store.set_anchors(keys, Keys(b"".join(of[a] for a in job.anchors)))
@@ -398,8 +405,13 @@ class Worker(OffloadingWorker):
         self.store.close()
 
 
-def open_worker(config: dict[str, Any], kv_caches: CanonicalKVCaches, groups: list[PageGroup]) -> Worker:
-    """Open a worker's store over vLLM's KV cache."""
+def open_worker(
+    config: dict[str, Any], kv_caches: CanonicalKVCaches, groups: list[PageGroup], *, recorded: int | None = None
+) -> Worker:
+    """Open a worker's store over vLLM's KV cache.
+
+    recorded: the rank in the changes of its tiers, or None if they are not recorded.
+    """
     if len(kv_caches.group_data_refs) != len(groups):
         raise errors.NotSupported(
             f"vLLM has {len(kv_caches.group_data_refs)} page groups of tensors and {len(groups)} of specifications"
@@ -425,7 +437,8 @@ def open_worker(config: dict[str, Any], kv_caches: CanonicalKVCaches, groups: li
         config = {"device": {"driver": "cuda", "index": device.index or 0}, **config, "host_streams": True}
     store = opened(Store, config, logger)
     try:
-        return Worker(store, PagedCache(store, groups=memory), groups)
+        recorder = None if recorded is None else Recorder(store, recorded)
+        return Worker(store, PagedCache(store, groups=memory), groups, recorder)
     except BaseException:
         store.close()
         raise

@@ -32,7 +32,7 @@ func TestKilledReplayLeavesAWholeLog(t *testing.T) {
 	} {
 		logArgs := func(dir string) []string {
 			return append([]string{
-				"replay", conversation, "--device", "sim", "--json", "--log-level", "error", "--limit", "30", "--pipeline", "log", "--log-dir", dir,
+				"replay", conversation, "--device", "sim", "--json", "--log-level", "error", "--limit", "15", "--pipeline", "log", "--log-dir", dir,
 				"--layers", "4", "--kv-heads", "4", "--head-size", "128", "--cache-bytes", "16MiB", "--concurrency", "4",
 			}, options...)
 		}
@@ -42,7 +42,7 @@ func TestKilledReplayLeavesAWholeLog(t *testing.T) {
 			dir := t.TempDir()
 			c := start(t, bin, logArgs(dir)...)
 			waitForSegment(t, dir)
-			time.Sleep(time.Duration(rng.Float64() * whole.Seconds * float64(time.Second) / 2))
+			time.Sleep(time.Duration(rng.Float64() * whole.Seconds * float64(time.Second) / 3))
 			_ = c.Process.Kill() // it may have ended
 			_ = c.Wait()
 			in, err := log.Inspect(t.Context(), dir)

@@ -184,7 +184,7 @@ func TestDefect7ReadsRaceWithEviction(t *testing.T) {
 	f := c.Formats[0]
 	c.MaxBytes = 6 * segmentBytes
 	tr := open(t, c)
-	n := 900
+	n := 300
 	if testing.Short() {
 		n = 200
 	}

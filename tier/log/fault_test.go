@@ -15,6 +15,7 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/dirfs/faultfs"
 	"github.com/kvlane/kvlane/internal/fault"
+	"github.com/kvlane/kvlane/internal/testkit"
 	"github.com/kvlane/kvlane/tier"
 	"github.com/kvlane/kvlane/tier/log"
 	"github.com/kvlane/kvlane/tier/tiertest"
@@ -142,10 +143,17 @@ func TestEveryOperationFailsOnceAtTheBound(t *testing.T) {
 	}
 }
 
-// eachFailsOnce calls do with plans that fail operation n of each kind, for n = 0, 1, 2, ... until
-// no fault is injected.
+// eachFailsOnce calls do with plans that fail operation n of each kind, for every third n from a
+// random one on, until no fault is injected.
 func eachFailsOnce(t *testing.T, do func(t *testing.T, plan *fault.Plan, n uint64)) {
 	t.Helper()
+	every := 3
+	if testing.Short() {
+		every = 6
+	}
+	if testkit.Race {
+		every = 20
+	}
 	for _, op := range ops {
 		for _, kind := range []string{"fails", "half", "full"} {
 			if kind == "half" && op != "read" && op != "write" || kind == "full" && op != "write" && op != "allocate" {
@@ -153,7 +161,9 @@ func eachFailsOnce(t *testing.T, do func(t *testing.T, plan *fault.Plan, n uint6
 			}
 			t.Run(op+" "+kind, func(t *testing.T) {
 				t.Parallel()
-				for n := 0; ; n++ {
+				first := rand.IntN(every)
+				t.Logf("every %d from %d", every, first)
+				for n := first; ; n += every {
 					rule := fault.Nth(op, n).Fail(unix.EIO)
 					switch kind {
 					case "half":
@@ -167,9 +177,6 @@ func eachFailsOnce(t *testing.T, do func(t *testing.T, plan *fault.Plan, n uint6
 					}
 					if n > 400 {
 						t.Fatal("the operation still fails after 400 faults")
-					}
-					if testing.Short() {
-						n += 3
 					}
 				}
 			})

@@ -342,6 +342,7 @@ func TestAttachmentLimits(t *testing.T) {
 
 // TestMemoryOfUserFields has calls in progress with as many user fields as a meta may have.
 func TestMemoryOfUserFields(t *testing.T) {
+	testkit.SkipRace(t, "it decodes 24 MiB on one connection")
 	block := make(chan struct{})
 	s, addr := serve(t, rpc.ServerOptions{MemoryBytes: 16 << 20, MaxBodyBytes: 8 << 20, Stall: 200 * time.Millisecond}, echo.NewEchoService(echoFunc(func(context.Context, *echo.EchoRequest) (*echo.EchoResponse, error) {
 		<-block
@@ -411,6 +412,10 @@ func streamFrame(t *testing.T, m *pb.StreamFrame, data []byte) []byte {
 // them. The server resets the stream, and the memory is bounded.
 func TestStreamFloods(t *testing.T) {
 	const limit = 4 << 20
+	chunks := 8
+	if testkit.Race {
+		chunks = 2
+	}
 	for name, n := range map[string]int{"long messages": 64 << 10, "empty messages": 0, "short messages": 1, "short pieces": 2} {
 		accepted := make(chan *rpc.Stream, 1)
 		s, addr := serve(t, rpc.ServerOptions{MaxBodyBytes: limit}, echo.NewEchoService(echoFunc(func(ctx context.Context, _ *echo.EchoRequest) (*echo.EchoResponse, error) {
@@ -426,7 +431,7 @@ func TestStreamFloods(t *testing.T) {
 		}
 		id, before, data := next(t, conn).stream.GetSourceStreamId(), heapBytes(), make([]byte, n)
 		chunk := bytes.Repeat(streamFrame(t, &pb.StreamFrame{StreamId: &id, FrameType: proto.Int32(3), HasContinuation: proto.Bool(n == 2)}, data), 4<<20/(n+50))
-		for range 8 {
+		for range chunks {
 			if _, err := conn.Write(chunk); err != nil {
 				t.Fatal(err)
 			}

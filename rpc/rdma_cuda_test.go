@@ -31,6 +31,7 @@ func TestOnGPU(t *testing.T) {
 
 // Attachments of many blocks on the simulated device.
 func TestLongAttachments(t *testing.T) {
+	testkit.SkipRace(t, "TestDeviceOperationNFails has long attachments too")
 	testLongBlocks(t, newFabric(t), 5<<20)
 	testLongDirect(t, newFabric(t), 9<<20)
 	testSmallCalls(t, newFabric(t), 4<<20, 20*time.Millisecond)

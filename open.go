@@ -42,7 +42,7 @@ func Open(ctx context.Context, c Config) (_ *Engine, err error) {
 		}
 	}()
 	with := func(step func(context.Context) error) func() error { return func() error { return step(ctx) } }
-	for _, step := range []func() error{with(e.serveMetrics), e.openDevice, with(e.openNICs), with(e.openPlanner), e.openCache, with(e.openDirect), with(e.openLower), e.openHostStreams, with(e.openStore)} {
+	for _, step := range []func() error{with(e.serveMetrics), e.openDevice, with(e.openNICs), with(e.openPlanner), e.openCache, with(e.openDirect), with(e.openLower), e.openHostStreams, with(e.openStore), with(e.serveOwner)} {
 		if err := ctx.Err(); err != nil {
 			return nil, context.Cause(ctx)
 		}

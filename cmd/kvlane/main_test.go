@@ -1,6 +1,7 @@
 package main
 
 import (
+	"fmt"
 	"os"
 	"testing"
 
@@ -17,6 +18,15 @@ const commandEnv = "KVLANE_TEST_COMMAND"
 func TestMain(m *testing.M) {
 	if os.Getenv(commandEnv) != "" {
 		main() // exits
+	}
+	for env, run := range map[string]func(string) error{ownerEnv: runOwner, strangerEnv: runStranger} {
+		if value := os.Getenv(env); value != "" {
+			if err := run(value); err != nil {
+				fmt.Fprintln(os.Stderr, err)
+				os.Exit(1)
+			}
+			os.Exit(0)
+		}
 	}
 	for i := range settings.Table {
 		_ = os.Unsetenv(settings.Table[i].Env()) // the name of a setting is always a valid name

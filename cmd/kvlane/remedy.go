@@ -56,7 +56,7 @@ var nextSteps = []step{
 	{isA[*net.DNSError], text("give HOST:PORT: an address, or a name that this host can resolve, and a numeric port.")},
 	{all(changed("log-dir"), isErr(errdefs.ErrBusy)), text("one process may open a log: stop the other one, or give another --log-dir; several processes may share a --file-dir.")},
 	{isErr(file.ErrPinned), text("kvlane store unpin DIR with the same --key or --identity, then try again; kvlane store ls DIR --pinned lists the pinned blocks.")},
-	{all(of("store rm", "store pin", "store unpin"), isErr(errdefs.ErrBusy)), text("stop the process that has the directory open, then try again.")},
+	{all(of("store rm", "store pin", "store unpin"), isErr(errdefs.ErrBusy)), text("stop the process that has the directory open, or try again when the blocks are not in use.")},
 	{all(of("store"), isErr(errdefs.ErrBusy)), text("one process may open a log: stop the other one, then try again.")},
 	{all(changed("device-index", "peer-index"), isErr(errdefs.ErrNotFound)), text("kvlane doctor lists the devices; indices start at 0.")},
 	{all(changed("nic"), isErr(errdefs.ErrNotFound)), text("kvlane doctor lists the NICs, and kvlane topo their distance to GPUs.")},

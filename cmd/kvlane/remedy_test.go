@@ -104,7 +104,7 @@ func TestNextStepByError(t *testing.T) {
 		"no file":               {"replay", syscall.EACCES, "run the command as a user with permission, or as root."},
 		"a read-only mount":     {"replay", &fs.PathError{Op: "mkdir", Path: "/", Err: syscall.EROFS}, "the file system of / is mounted read-only: give a directory elsewhere, or --file-read-only to serve loads from it."},
 		"a full disk":           {"replay", errdefs.ErrNoSpace, "free space there: kvlane store gc DIR --max-bytes SIZE"},
-		"blocks in use":         {"store rm", errdefs.ErrBusy, "stop the process that has the directory open, then"},
+		"blocks in use":         {"store rm", errdefs.ErrBusy, "stop the process that has the directory open, or"},
 		"a log that is in use":  {"store verify", errdefs.ErrBusy, "one process may open a log: stop the other one, then"},
 		"a carried remedy":      {"replay", errdefs.WithRemedy(errdefs.ErrNoMemory, "make the cache smaller"), "make the cache smaller."},
 		"a NIC of no name":      {"bench copy", fmt.Errorf("open NICs: %w", errdefs.ErrNotFound), ""},

@@ -36,17 +36,17 @@ func keeperOf(b bucketAccess, dir string) keeper {
 		return b.keeper()
 	}
 	if log.Recognises(dir) {
-		return keeper{log.Inspect, log.List, log.Verify, log.Repair, log.GC, log.Clear, log.Remove, log.Pin, log.Unpin}
+		return keeper{log.Inspect, log.List, log.Verify, log.Repair, log.GC, log.Clear, log.Remove, log.Pin, log.Unpin}.asking(log.Owners)
 	}
-	return keeper{file.Inspect, file.List, file.Verify, file.Repair, file.GC, file.Clear, file.Remove, file.Pin, file.Unpin}
+	return keeper{file.Inspect, file.List, file.Verify, file.Repair, file.GC, file.Clear, file.Remove, file.Pin, file.Unpin}.asking(file.Owners)
 }
 
 func newStoreCommand() *cobra.Command {
 	cmd := newGroupCommand("store", "Inspect, verify and shrink the directories of a file or log tier, or a bucket",
 		`The commands below work on a directory that "kvlane replay --file-dir", "kvlane replay --log-dir" or a program with the library has
 made; its kvlane.json describes the contents. DIR may also be one that has such folders right below it, as the connectors for vLLM, SGLang and transformers
-make them: then each folder is shown. Other processes may use the directory meanwhile. But rm, pin and unpin need the directory for themselves, and gc --max-bytes and
-verify --repair that of a log.
+make them: then each folder is shown. Other processes may use the directory meanwhile: engines that have it open do rm, pin and unpin for the command. But gc --max-bytes and
+verify --repair need the directory of a log for themselves.
 
 DIR may also be a bucket, s3://BUCKET/PREFIX, with the blocks of object tiers: then each of its folders is shown. Its credentials are those of the AWS SDK.
 

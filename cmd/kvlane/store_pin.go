@@ -31,9 +31,9 @@ func newStorePinCommand(pin bool) *cobra.Command {
 		Long: `Pin the blocks that match all given options, durably: until they are unpinned, no tier evicts them, and gc and rm do not remove them. They count
 toward the bound of the directory, of which half may be pinned. A pinned block that is found damaged is a miss as any other, and its pin goes with it.
 
-The bound is that of the engines, --max-bytes. Without it, it is the number of bytes of blocks in the directory.
+If a process has the directory open, it pins the blocks under its own bound. The command is refused, and names the process, if it does not serve it.
+Otherwise the bound is that of the engines, --max-bytes. Without it, it is the number of bytes of blocks in the directory.
 
-The command needs the directory for itself. If a process has it open, the command is refused, and names the process.
 The exit code is 1 if a key is not in DIR, or if the limit is exceeded; then nothing is pinned in that directory.`,
 		Example: `  kvlane store pin /var/cache/kvlane --identity 4b9f0c7d61f8a2e35c08d4976a1be2f30c5d8e7941a6b3f2807e1c9d5a4f6b38 --max-bytes 100GiB
   kvlane store pin /var/cache/kvlane --key 0000529c5dfa3ff8af88db2191711ca50caa0a371be3b6a51584ab3a82d7dc32`,
@@ -43,7 +43,7 @@ The exit code is 1 if a key is not in DIR, or if the limit is exceeded; then not
 		cmd.Use, cmd.Short = "unpin DIR", "Unpin blocks, so that they can be evicted again"
 		cmd.Long = `Remove the pins of the blocks that match all given options, durably. The blocks stay until they are evicted.
 
-The command needs the directory for itself. If a process has it open, the command is refused, and names the process.
+If a process has the directory open, it unpins the blocks. The command is refused, and names the process, if it does not serve it.
 The exit code is 1 if no block with a key is pinned or stored in DIR.`
 		cmd.Example = `  kvlane store unpin /var/cache/kvlane --identity 4b9f0c7d61f8a2e35c08d4976a1be2f30c5d8e7941a6b3f2807e1c9d5a4f6b38
   kvlane store unpin /var/cache/kvlane --key 0000529c5dfa3ff8af88db2191711ca50caa0a371be3b6a51584ab3a82d7dc32`

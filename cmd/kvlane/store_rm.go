@@ -33,7 +33,8 @@ func newStoreRemoveCommand() *cobra.Command {
 		Long: `Remove the blocks that match all given options, durably: when the command has succeeded, they are not found again, also after a
 power failure. The next dump may store them again.
 
-A pinned block stays, and is an error: unpin it first. The command needs the directory for itself. If a process has it open, blocks may be in use: the command is refused, and names the process.
+A pinned block stays, and is an error: unpin it first. Blocks in use stay too. If processes have
+the directory open, each of them removes the blocks, also from its memory. The command is refused, and names the process, if one does not serve it.
 The age of a block is that of "kvlane store ls": the time since it was written or its hotness was last renewed; in a log, since its segment was written.
 
 The exit code is 1 if a key is not in DIR, or if a block could not be removed.`,

@@ -54,8 +54,8 @@ var mayImport = map[string]string{
 	"stream/softnic":       onMem + " rdma/soft stream",
 	"rdma/ibv":             onMem + " rdma internal/leak internal/sys/",
 	"tier/cache":           onTier + " tier internal/leak",
-	"tier/file":            onTier + " tier tier/internal/ internal/dirfs internal/leak internal/sys/hostmem",
-	"tier/log":             onTier + " tier tier/internal/ internal/dirfs internal/leak internal/sys/hostmem",
+	"tier/file":            onTier + " tier tier/internal/ tier/owner internal/dirfs internal/leak internal/sys/hostmem",
+	"tier/log":             onTier + " tier tier/internal/ tier/owner internal/dirfs internal/leak internal/sys/hostmem",
 	"tier/remote":          onTier + " tier tier/internal/ metadata blockio internal/auth internal/breaker internal/placement",
 	"tier/object":          onTier + " tier tier/internal/ internal/breaker",
 
@@ -70,6 +70,7 @@ var mayImport = map[string]string{
 
 	// Code shared by durable tiers.
 	"tier/internal/blockdir": "errdefs block mem tier internal/dirfs",
+	"tier/owner":             "errdefs block tier tier/internal/blockdir internal/dirfs",
 	"tier/internal/usage":    "errdefs block",
 
 	// File access for tiers.

@@ -17,6 +17,7 @@ import (
 	"github.com/kvlane/kvlane/tier"
 	"github.com/kvlane/kvlane/tier/internal/blockdir"
 	"github.com/kvlane/kvlane/tier/internal/usage"
+	"github.com/kvlane/kvlane/tier/owner"
 )
 
 // addTotals adds keys to the totals of all blocks and to those of their page groups.
@@ -96,7 +97,7 @@ func (d *existing) inspect(ctx context.Context) (Inspection, error) {
 		files, ferr := blockdir.Names(d, tmpName+"/"+s)
 		err = errors.Join(err, ferr)
 		for _, f := range files {
-			if f != sessionLock {
+			if f != sessionLock && f != owner.Name {
 				in.Temporary++
 			}
 		}

@@ -12,6 +12,7 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/dirfs"
 	"github.com/kvlane/kvlane/tier/internal/blockdir"
+	"github.com/kvlane/kvlane/tier/owner"
 )
 
 const sessionLock = "lock"
@@ -138,7 +139,9 @@ func removeSession(d dirfs.Dir, path string) (files, left int, err error) {
 			errs, left = append(errs, err), left+1
 			continue
 		}
-		files++
+		if name != owner.Name {
+			files++
+		}
 	}
 	if left > 0 {
 		return files, left, errors.Join(errs...)

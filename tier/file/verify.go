@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -16,6 +17,7 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/dirfs"
 	"github.com/kvlane/kvlane/tier/internal/blockdir"
+	"github.com/kvlane/kvlane/tier/owner"
 )
 
 // Verify verifies every block of the directory and finds files that do not belong there. It changes
@@ -332,7 +334,7 @@ func (v *verifier) session(path string) {
 	for _, f := range files {
 		name := path + "/" + f
 		switch info, err := v.Stat(name); {
-		case f == sessionLock && (err != nil || info.Regular()):
+		case f == sessionLock && (err != nil || info.Regular()), f == owner.Name && info.Type == fs.ModeSocket:
 		case err != nil:
 			v.unjudged(name, err)
 		case !info.Regular():

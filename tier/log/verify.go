@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -15,6 +16,7 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/dirfs"
 	"github.com/kvlane/kvlane/tier/internal/blockdir"
+	"github.com/kvlane/kvlane/tier/owner"
 )
 
 // Verify verifies every block of the directory and finds files that do not belong there. It changes
@@ -188,6 +190,7 @@ func (v *verifier) top(d dirfs.Dir) {
 		case (n == blockdir.RemovalsName || n == blockdir.RemovalsOld) && info.Regular():
 		case n == blockdir.Quarantine && info.Type.IsDir(), isSegment && info.Regular(), n == indexName && info.Regular():
 		case n == blockdir.PinsName: // opening reports damage
+		case n == owner.Name && info.Type == fs.ModeSocket:
 		case leftover(n) && info.Regular():
 			if !v.isOpen(d) {
 				v.found(n, blockdir.Leftover, "its process has died; the next process that opens the directory removes it")

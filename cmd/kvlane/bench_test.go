@@ -214,6 +214,7 @@ func TestDefectWithoutOffersOtherPaths(t *testing.T) {
 
 // An interrupted benchmark prints the results so far, and its error reports only the interrupt.
 func TestDefectInterruptedBenchPrintsNothing(t *testing.T) {
+	testkit.SkipRace(t, "the benchmarks' own tests interrupt them too")
 	out := filepath.Join(t.TempDir(), "run.json")
 	p := interruptible(t, "bench", "transfer", "--mode", "target", "--protocol", "auto", "--name", "127.0.0.1:0", "--buffer-size", "1MiB")
 	target, _, _ := strings.Cut(p.word(t, "segment "), ": ")

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/kvlane/kvlane/internal/settings"
+	"github.com/kvlane/kvlane/internal/testkit"
 	"github.com/kvlane/kvlane/replay"
 )
 
@@ -15,7 +16,10 @@ import (
 // only pass through memory.
 func TestReplayHitsTheSameThroughEveryPipeline(t *testing.T) {
 	var want int64
-	const limit = "50"
+	limit := "50"
+	if testkit.Race {
+		limit = "20"
+	}
 	for _, args := range [][]string{
 		{"--pipeline", "cache", "--cache-bytes", "128MiB"},
 		{"--pipeline", "cache|file", "--cache-bytes", "1MiB"},

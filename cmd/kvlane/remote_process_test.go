@@ -83,6 +83,7 @@ func TestReplayWhileTheServerIsStopped(t *testing.T) {
 // Three identities with images of different lengths share a server with memory for half of their
 // blocks. Replays in turn find some, and no wrong bytes.
 func TestThreeIdentitiesShareAServer(t *testing.T) {
+	testkit.SkipRace(t, "other tests replay to a server too")
 	heads := []int{1, 2, 4}
 	replays := func(addr string) []replay.Report {
 		var reports []replay.Report

@@ -16,6 +16,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/kvlane/kvlane/bench/calls"
+	"github.com/kvlane/kvlane/internal/testkit"
 )
 
 // echoServer starts an echo server and returns its address.
@@ -31,6 +32,7 @@ func echoServer(t *testing.T, args ...string) (*running, string) {
 
 // The examples of the help and of the documentation run against one server.
 func TestRPCExamples(t *testing.T) {
+	testkit.SkipRace(t, "other tests run these commands too")
 	page, err := os.ReadFile(filepath.Join("..", "..", "docs", "rpc.md"))
 	must(t, err)
 	t.Chdir(t.TempDir())

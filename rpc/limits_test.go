@@ -303,7 +303,7 @@ func TestMemoryOfAClientThatDoesNotRead(t *testing.T) {
 
 // TestSlowReader reads a response in longer than Stall, at a rate that the server must accept.
 func TestSlowReader(t *testing.T) {
-	const n, stall = 16 << 20, 400 * time.Millisecond
+	const n, stall = 16 << 20, time.Second
 	_, addr := startServer(t, rpc.ServerOptions{Stall: stall})
 	conn := dial(t, addr)
 	if tcp, ok := conn.(*net.TCPConn); !ok || tcp.SetReadBuffer(64<<10) != nil {
@@ -318,7 +318,7 @@ func TestSlowReader(t *testing.T) {
 		if got += k; err != nil {
 			t.Fatalf("after %d bytes and %v: %v", got, time.Since(began), err)
 		}
-		time.Sleep(10 * time.Millisecond)
+		time.Sleep(17 * time.Millisecond)
 	}
 	if d := time.Since(began); d < 2*stall {
 		t.Errorf("read in %v: too fast to show anything", d)

@@ -139,3 +139,17 @@ func TestCacheKeepsTheRecentRuns(t *testing.T) {
 		t.Error("no cache has a run")
 	}
 }
+
+// TestTextOfALoss checks that a time that was not reached is not printed as one.
+func TestTextOfALoss(t *testing.T) {
+	for half, want := range map[time.Duration]string{
+		0:                "missed. 50% of the lost hits were back after 60 s.",
+		11 * time.Second: "missed. Half of the lost hits were back after 11 s, 50% after 60 s.",
+	} {
+		r := Report{Phases: []Phase{{Name: "loss", Lookups: 1, LostShare: 0.1, Half: half, Back: 0.5, End: time.Minute}}}
+		var text strings.Builder
+		if err := r.Write(&text); err != nil || !strings.Contains(text.String(), want) {
+			t.Errorf("%v, %s", err, text.String())
+		}
+	}
+}

@@ -26,8 +26,11 @@ func (r *Report) Write(w io.Writer) error {
 	for i := range r.Phases {
 		switch f := &r.Phases[i]; {
 		case f.LostShare > 0:
-			p.line("- %s: its share of the requests is %.5f, and %.5f of the first lookups missed. Half of the lost hits were back after %.0f s, %.0f%% after %.0f s.",
-				f.Name, f.LostShare, f.FirstLost, f.Half.Seconds(), 100*f.Back, (f.End - f.Start).Seconds())
+			back := fmt.Sprintf("%.0f%% of the lost hits were back", 100*f.Back)
+			if f.Half > 0 {
+				back = fmt.Sprintf("Half of the lost hits were back after %.0f s, %.0f%%", f.Half.Seconds(), 100*f.Back)
+			}
+			p.line("- %s: its share of the requests is %.5f, and %.5f of the first lookups missed. %s after %.0f s.", f.Name, f.LostShare, f.FirstLost, back, (f.End - f.Start).Seconds())
 		case f.LeftOut > 0:
 			p.line("- %s: its requests fell to a tenth after %.0f s.", f.Name, f.LeftOut.Seconds())
 		}

@@ -241,9 +241,13 @@ func Verdict(blocks []Why) string {
 	case n == len(blocks):
 		return fmt.Sprintf("all %d blocks are stored", n)
 	}
-	s := fmt.Sprintf("the first %d of %d blocks are stored; block %d %s", n, len(blocks), n, blocks[n].String())
+	s := fmt.Sprintf("the first %d of %d blocks are stored", n, len(blocks))
+	if n == 0 {
+		s = fmt.Sprintf("the first of %d blocks is not stored", len(blocks))
+	}
+	s += fmt.Sprintf("; block %d %s", n, blocks[n].String())
 	if all > n {
-		s += fmt.Sprintf("; %d later blocks are stored, but no lookup reaches them", all-n)
+		s += fmt.Sprintf("; %d later blocks are stored, but a prompt needs all blocks before them", all-n)
 	}
 	return s
 }

@@ -49,6 +49,7 @@ var alwaysEffective = map[string]string{
 	"store stat":        "json object-endpoint object-region object-ca",
 	"store verify":      "json repair object-endpoint object-region object-ca",
 	"store gc":          "json max-bytes max-age quarantine foreign remove object-endpoint object-region object-ca",
+	"store why":         "json key tokens tokens-file hashes block-tokens expect object-endpoint object-region object-ca",
 	"store rm":          "json key identity max-age object-endpoint object-region object-ca",
 	"store pin":         "json key identity max-bytes object-endpoint object-region object-ca",
 	"store unpin":       "json key identity object-endpoint object-region object-ca",

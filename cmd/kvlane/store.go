@@ -10,6 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/internal/present"
 	"github.com/kvlane/kvlane/tier/file"
 	"github.com/kvlane/kvlane/tier/log"
@@ -27,6 +28,7 @@ type keeper struct {
 	remove  func(ctx context.Context, dir string, sel file.Selection) (file.Removed, error)
 	pin     func(ctx context.Context, dir string, sel file.Selection, boundBytes int64) (file.Pinned, error)
 	unpin   func(ctx context.Context, dir string, sel file.Selection) (file.Pinned, error)
+	why     func(ctx context.Context, dir string, keysOf func(m *file.Marker) ([]block.Key, error)) (file.Answers, error)
 }
 
 // keeperOf returns the operations for a directory, or for a folder in a bucket. For other
@@ -36,9 +38,9 @@ func keeperOf(b bucketAccess, dir string) keeper {
 		return b.keeper()
 	}
 	if log.Recognises(dir) {
-		return keeper{log.Inspect, log.List, log.Verify, log.Repair, log.GC, log.Clear, log.Remove, log.Pin, log.Unpin}.asking(log.Owners)
+		return keeper{log.Inspect, log.List, log.Verify, log.Repair, log.GC, log.Clear, log.Remove, log.Pin, log.Unpin, log.Why}.asking(log.Owners)
 	}
-	return keeper{file.Inspect, file.List, file.Verify, file.Repair, file.GC, file.Clear, file.Remove, file.Pin, file.Unpin}.asking(file.Owners)
+	return keeper{file.Inspect, file.List, file.Verify, file.Repair, file.GC, file.Clear, file.Remove, file.Pin, file.Unpin, file.Why}.asking(file.Owners)
 }
 
 func newStoreCommand() *cobra.Command {
@@ -53,10 +55,11 @@ DIR may also be a bucket, s3://BUCKET/PREFIX, with the blocks of object tiers: t
   kvlane store verify DIR            report damaged and foreign files
   kvlane store verify --repair DIR   move damaged blocks to DIR/quarantine, and repair the rest
   kvlane store gc --quarantine DIR   remove the files in quarantine
+  kvlane store why --tokens IDS DIR  explain why a prompt is not found
   kvlane store rm --key KEY DIR      remove a block
   kvlane store pin --key KEY DIR     keep a block until it is unpinned`)
 	cmd.AddCommand(newStoreListCommand(), newStoreStatCommand(), newStoreVerifyCommand(), newStoreGCCommand(), newStoreRemoveCommand(),
-		newStorePinCommand(true), newStorePinCommand(false))
+		newStorePinCommand(true), newStorePinCommand(false), newStoreWhyCommand())
 	for _, c := range cmd.Commands() {
 		registerSettings(c.Flags(), bucketFlags...)
 		do := c.RunE

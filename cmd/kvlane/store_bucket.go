@@ -7,6 +7,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/tier/file"
 	"github.com/kvlane/kvlane/tier/object"
@@ -49,6 +50,9 @@ func (b bucketAccess) keeper() keeper {
 		},
 		gc: func(ctx context.Context, url string, targetBytes int64) (file.Collected, error) {
 			return object.GC(ctx, b.config(url), object.Limits{Bytes: targetBytes, Age: b.age})
+		},
+		why: func(ctx context.Context, url string, keysOf func(m *file.Marker) ([]block.Key, error)) (file.Answers, error) {
+			return object.Why(ctx, b.config(url), keysOf)
 		},
 		repair: func(context.Context, string) (r file.Repaired, err error) {
 			return r, fmt.Errorf("repair a bucket: the next dump of a damaged block replaces its object: %w", errdefs.ErrInvalid)

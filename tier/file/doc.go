@@ -4,6 +4,7 @@
 //	<dir>/kvlane.json            the marker: identities, layouts, format version and the directory's id
 //	<dir>/kvlane.lock            locked while a process opens the directory
 //	<dir>/<2 hex>/<64 hex>       the image of a block, named by its key
+//	<dir>/kvlane.removed[.old]   the removal log: the last removals of blocks with their causes
 //	<dir>/tmp/<session>/         images being written; their writer locks <session>/lock
 //	<dir>/quarantine/            the last images that failed a check
 //

@@ -1,6 +1,9 @@
 package file
 
-import "github.com/kvlane/kvlane/tier/internal/blockdir"
+import (
+	"github.com/kvlane/kvlane/block"
+	"github.com/kvlane/kvlane/tier/internal/blockdir"
+)
 
 // Types of reports about a directory.
 type (
@@ -40,3 +43,6 @@ const (
 	Unjudged  = blockdir.Unjudged
 	Newer     = blockdir.Newer
 )
+
+// PublicIdentity returns an identity as it is in markers, with a fingerprint of its salt.
+func PublicIdentity(id block.Identity) block.Identity { return blockdir.PublicIdentity(id) }

@@ -69,7 +69,7 @@ func (g *Group) name() string {
 // differs describes how the only group differs from the expected identity.
 func (g *Group) differs(want block.Digest, ids []block.Identity) error {
 	if g.Identity != nil && len(ids) > 0 {
-		if e := (&block.IdentityError{Want: publicIdentity(ids[0]), Found: *g.Identity}); len(e.Want.Diff(e.Found)) > 0 {
+		if e := (&block.IdentityError{Want: PublicIdentity(ids[0]), Found: *g.Identity}); len(e.Want.Diff(e.Found)) > 0 {
 			return e
 		}
 	}

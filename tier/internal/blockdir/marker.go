@@ -106,7 +106,7 @@ func NewMarker(sort Kind, formats block.Formats, ids []block.Identity) Marker {
 	for i, f := range formats {
 		g := Group{Digest: f.Identity, Layout: f.Layout}
 		if len(ids) > 0 {
-			id := publicIdentity(ids[i])
+			id := PublicIdentity(ids[i])
 			g.Identity = &id
 		}
 		m.Groups = append(m.Groups, g)
@@ -123,9 +123,9 @@ func (m *Marker) Formats() block.Formats {
 	return out
 }
 
-// publicIdentity replaces the salt, which may be a secret, with a fingerprint. Different salts have
+// PublicIdentity replaces the salt, which may be a secret, with a fingerprint. Different salts have
 // different fingerprints.
-func publicIdentity(id block.Identity) block.Identity {
+func PublicIdentity(id block.Identity) block.Identity {
 	if id.Salt != "" {
 		var sum [8]byte
 		blake3.DeriveKey("github.com/kvlane/kvlane 2026-11 salt fingerprint v1", []byte(id.Salt), sum[:])

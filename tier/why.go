@@ -247,7 +247,7 @@ func Verdict(blocks []Why) string {
 	}
 	s += fmt.Sprintf("; block %d %s", n, blocks[n].String())
 	if all > n {
-		s += fmt.Sprintf("; %d later blocks are stored, but a prompt needs all blocks before them", all-n)
+		s += fmt.Sprintf("; stored too: %d of the later blocks, but a prompt needs all blocks before them", all-n)
 	}
 	return s
 }

@@ -32,8 +32,8 @@ func TestWhyTexts(t *testing.T) {
 		"the block is being stored in tier file":                                                                                               {below(Explanation{State: Filling})},
 		"the block is of no page group of this store: the key has another identity":                                                            {{Other: true}},
 		"all 2 blocks are stored": {ready, both},
-		"the first 1 of 3 blocks are stored; block 1 was removed from tier file by the size bound at " + clock + ", process 12 (vllm)":               {ready, gone, gone},
-		"the first of 2 blocks is not stored; block 0 is damaged in tier file; 1 later blocks are stored, but a prompt needs all blocks before them": {below(Explanation{State: Failed}), ready},
+		"the first 1 of 3 blocks are stored; block 1 was removed from tier file by the size bound at " + clock + ", process 12 (vllm)":                       {ready, gone, gone},
+		"the first of 2 blocks is not stored; block 0 is damaged in tier file; stored too: 1 of the later blocks, but a prompt needs all blocks before them": {below(Explanation{State: Failed}), ready},
 	} {
 		if got := Verdict(blocks); got != want {
 			t.Errorf("got  %s\nwant %s", got, want)

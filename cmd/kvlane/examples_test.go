@@ -38,27 +38,28 @@ var (
 // a second process, TestDemo that of demo, TestBlockServersPage those of blockd, and TestRPCExamples
 // those of RPC servers.
 var examples = map[string]example{
-	"replay":                              {small: []string{"--device", "sim", "--cache-bytes", "8MiB"}},
-	"replay trace.jsonl --speed":          {small: []string{"--device", "sim", "--cache-bytes", "8MiB"}, want: "threshold missed: hit_rate"},
-	"doctor --dir":                        {want: "required and not available"},
-	"doctor --require":                    {want: "required and not available"},
-	"calibrate --device":                  {want: noGPU},
-	"bench copy --device":                 {small: smallCopy},
-	"bench copy --out":                    {small: append(smallCopy, "--sizes", "4KiB")},
-	"bench copy --compare":                {small: append(smallCopy, "--sizes", "4KiB"), want: "slower"},
-	"bench copy --rdma":                   {small: append(smallCopy, "--sizes", "4KiB")},
-	"bench store":                         {small: smallStore},
-	"bench store --quick":                 {small: smallStore},
-	"bench store --geometry":              {small: append(smallStore, "--bytes", "256MiB", "--budget", "3s"), want: "slower"},
-	"bench file":                          {small: smallFile, want: "refuses O_DIRECT"},
-	"bench file --dir /mnt/nvme --device": {want: noGPU},
-	"bench blockio":                       {small: []string{"--duration", "2ms", "--rounds", "1"}},
-	"cluster status etcd":                 {want: "etcd 127.0.0.1:2379"},
-	"store rm /var/cache/kvlane --key":    {want: "no block with that key matches"},
-	"store pin /var/cache/kvlane --key":   {want: "no block with that key matches"},
-	"store unpin /var/cache/kvlane --key": {want: "no block with that key matches"},
-	"cluster drain":                       {want: "etcd 127.0.0.1:2379"},
-	"rpc bench":                           {small: []string{"--duration", "2ms", "--rounds", "1"}},
+	"replay":                                {small: []string{"--device", "sim", "--cache-bytes", "8MiB"}},
+	"replay trace.jsonl --speed":            {small: []string{"--device", "sim", "--cache-bytes", "8MiB"}, want: "threshold missed: hit_rate"},
+	"doctor --dir":                          {want: "required and not available"},
+	"doctor --require":                      {want: "required and not available"},
+	"calibrate --device":                    {want: noGPU},
+	"bench copy --device":                   {small: smallCopy},
+	"bench copy --out":                      {small: append(smallCopy, "--sizes", "4KiB")},
+	"bench copy --compare":                  {small: append(smallCopy, "--sizes", "4KiB"), want: "slower"},
+	"bench copy --rdma":                     {small: append(smallCopy, "--sizes", "4KiB")},
+	"bench store":                           {small: smallStore},
+	"bench store --quick":                   {small: smallStore},
+	"bench store --geometry":                {small: append(smallStore, "--bytes", "256MiB", "--budget", "3s"), want: "slower"},
+	"bench file":                            {small: smallFile, want: "refuses O_DIRECT"},
+	"bench file --dir /mnt/nvme --device":   {want: noGPU},
+	"bench blockio":                         {small: []string{"--duration", "2ms", "--rounds", "1"}},
+	"cluster status etcd":                   {want: "etcd 127.0.0.1:2379"},
+	"store why /var/cache/kvlane --tokens ": {want: "4 tokens are no whole block"},
+	"store rm /var/cache/kvlane --key":      {want: "no block with that key matches"},
+	"store pin /var/cache/kvlane --key":     {want: "no block with that key matches"},
+	"store unpin /var/cache/kvlane --key":   {want: "no block with that key matches"},
+	"cluster drain":                         {want: "etcd 127.0.0.1:2379"},
+	"rpc bench":                             {small: []string{"--duration", "2ms", "--rounds", "1"}},
 }
 
 // Every command has examples, and all examples work.
@@ -69,9 +70,8 @@ func TestExamples(t *testing.T) {
 	t.Chdir(t.TempDir())
 	temp := t.TempDir()
 	t.Setenv("XDG_CACHE_HOME", temp)
-	if err := os.WriteFile("trace.jsonl", []byte(goodLine), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile("trace.jsonl", []byte(goodLine), 0o600))
+	must(t, os.WriteFile("prompt.txt", []byte(strings.Repeat("128000 9906\n", 10)), 0o600))
 	rows, used := slices.Collect(maps.Keys(examples)), make(map[string]bool)
 	var lines []string
 	forEachCommand(func(path string, cmd *cobra.Command) {

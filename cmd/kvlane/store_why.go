@@ -318,9 +318,6 @@ func (q *question) keysOf(m *file.Marker) (keys []block.Key, counts []int, err e
 			if some, err = formats.TokenKeys(g, q.prompt, tokens); err != nil {
 				return nil, nil, err
 			}
-			if len(some) == 0 {
-				return nil, nil, usagef("store why: %s are no whole block of %d tokens; give more of the prompt", counted(len(q.prompt), "token", "tokens"), tokens)
-			}
 		}
 		keys, counts = append(keys, some...), append(counts, len(some))
 	}

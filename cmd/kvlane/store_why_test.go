@@ -111,6 +111,8 @@ func TestStoreWhy(t *testing.T) {
 			}
 			contains(why(prompt...), "block 0 was removed from tier "+kind+" by garbage collection at ")
 
+			contains(why("--tokens", "1,2"), "verdict  there is no whole block\n")
+
 			// The identity.
 			contains(why(append(prompt, "--expect", "dtype=bf16", "--expect", "salt=secret", "--expect", "block_tokens=16")...), "block 0 was removed from tier")
 			contains(why(append(prompt, "--expect", "dtype=fp8", "--expect", "head_size=128")...),
@@ -169,7 +171,6 @@ func TestStoreWhyRefuses(t *testing.T) {
 		"--tokens-file has no token id":          {"--tokens-file", os.DevNull},
 		"--tokens-file: open /nowhere":           {"--tokens-file", "/nowhere"},
 		`--hashes: "xy" is not hexadecimal`:      {"--hashes", "xy"},
-		"2 tokens are no whole block of 16":      {"--tokens", "1,2"},
 		`unknown field "modle"`:                  {"--tokens", "1", "--expect", "modle=x"},
 		"--expect model: give FIELD=VALUE":       {"--tokens", "1", "--expect", "model"},
 		"cannot unmarshal string into Go struct": {"--tokens", "1", "--expect", "head_size=big"},

@@ -33,7 +33,7 @@ type dir struct {
 	left      int                // files of dead sessions that could not be removed
 	removals  *blockdir.Removals // nil in a read-only tier
 	buckets   [buckets]bucket
-	pins      blockdir.Pins
+	pins      *blockdir.Pins
 	pinsErr   atomic.Pointer[error] // damage of the list of pins, or nil
 }
 

@@ -29,3 +29,13 @@ func Part(c *Config, own, others int64, folders int) (most, high, low int64) {
 func RemoveOn(ctx context.Context, fsys dirfs.FS, dir string, sel Selection) (Removed, error) {
 	return remove(ctx, fsys, dir, sel)
 }
+
+// PinOn is Pin on a given file system.
+func PinOn(ctx context.Context, fsys dirfs.FS, dir string, sel Selection, boundBytes int64) (Pinned, error) {
+	return pin(ctx, fsys, dir, sel, boundBytes)
+}
+
+// UnpinOn is Unpin on a given file system.
+func UnpinOn(ctx context.Context, fsys dirfs.FS, dir string, sel Selection) (Pinned, error) {
+	return unpin(ctx, fsys, dir, sel)
+}

@@ -209,7 +209,7 @@ func (d *existing) collect(ctx context.Context, targetBytes int64, c *Collected)
 	}
 	c.Before, c.After = stored.Bytes, stored.Bytes
 	failed := make(map[block.Key]bool)
-	pins := blockdir.Pins{Locks: usage.NewKeyLocks()}
+	pins := blockdir.NewPins(usage.NewKeyLocks())
 	removals := blockdir.NewRemovals(d, 0)
 	defer removals.Flush()
 	for c.After > targetBytes {
@@ -228,7 +228,7 @@ func (d *existing) collect(ctx context.Context, targetBytes int64, c *Collected)
 			if c.After <= targetBytes {
 				break
 			}
-			switch gone, err := d.evict(&cold[i], &pins, removals); {
+			switch gone, err := d.evict(&cold[i], pins, removals); {
 			case err != nil:
 				failed[cold[i].key] = true
 				errs = append(errs, err)

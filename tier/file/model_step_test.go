@@ -35,7 +35,7 @@ func (m *model) retainOne(i, k int) {
 		l.misses++
 		return
 	}
-	if err := l.Delete(m.Context(), modelKey(k)); !errors.Is(err, errdefs.ErrBusy) {
+	if err := l.Delete(m.Context(), modelKey(k)); !errors.Is(err, errdefs.ErrBusy) && !m.crashed(l, err) {
 		m.Fatalf("delete what is retained: %v", err)
 	}
 	m.getOne(i, k)
@@ -69,6 +69,9 @@ func (m *model) deleteOne(i, k int) {
 	err := l.Delete(m.Context(), modelKey(k))
 	m.log("%d deletes %d: %v", i, k, err)
 	switch {
+	case b.pin != unpinned && errors.Is(err, errdefs.ErrBusy):
+	case b.pin == pinned && err == nil:
+		m.Fatalf("block %d is %+v, and delete succeeded", k, *b)
 	case m.crashed(l, err):
 		if b.state != absent {
 			b.state, b.promised, b.unsynced = unknown, false, true
@@ -93,6 +96,7 @@ func (m *model) collect(i int) {
 		return
 	}
 	m.must(err)
+	target = max(target, m.pinnedPresent())
 	if want := max(0, stored-target); int64(removed) != want {
 		m.Fatalf("%d were removed, not %d", removed, want)
 	}
@@ -201,6 +205,7 @@ func (m *model) powerFails() {
 	for i := range m.lives {
 		m.counts(i)
 	}
+	m.observePins()
 	found := m.states()
 	m.log("the power fails, seed %d; left are %v", seed, found)
 	for k, is := range found {

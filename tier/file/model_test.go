@@ -29,8 +29,8 @@ import (
 // stays until it is deleted or evicted, and evictions are counted. This also holds after its
 // process was killed. - A block stored with FsyncFile is sound after a power failure, even if
 // another process has written it without fsync. - After any crash the directory can be opened.
-// Verify finds exactly the torn blocks and the temporary files of dead processes. - The counters
-// are right.
+// Verify finds exactly the torn blocks and the temporary files of dead processes. - A pinned block
+// stays until it is unpinned, also after a crash. - The counters are right.
 //
 // KVLANE_FILE_SEEDS=n runs n seeds instead of the fixed and a random one. KVLANE_FILE_SEED=x runs
 // only that seed.
@@ -93,6 +93,7 @@ type modelBlock struct {
 	state    blockState
 	tried    bool // a process tried to store it
 	promised bool // a Put with FsyncFile stored it, and no process has removed it since
+	pin      pinState
 	unsynced bool // the disk has, or may get back, a torn file of the block
 }
 
@@ -162,8 +163,10 @@ func (m *model) step() {
 		m.putOne(i, k)
 	case x < 57:
 		m.getOne(i, k)
-	case x < 63:
+	case x < 61:
 		m.retainOne(i, k)
+	case x < 64:
+		m.pinOne(i, k)
 	case x < 66:
 		m.lookupAll(i)
 	case x < 73:
@@ -204,6 +207,7 @@ func (m *model) stored(i, k int, was blockState, err error) {
 	case m.crashed(l, err):
 		if was != whole {
 			b.state = unknown
+			m.dropPin(k, true)
 		}
 		return
 	case err == nil:
@@ -217,11 +221,15 @@ func (m *model) stored(i, k int, was blockState, err error) {
 	case m.full && was != whole && errors.Is(err, errdefs.ErrNoSpace):
 		b.state = absent
 		l.inexact = true
+		if was == torn {
+			m.dropPin(k, false)
+		}
 	default:
 		m.Fatalf("%d puts %d: %v", i, k, err)
 	}
 	if was == torn {
 		l.corrupt++
+		m.dropPin(k, false)
 	}
 }
 
@@ -239,6 +247,7 @@ func (m *model) getOne(i, k int) {
 	case m.crashed(l, err):
 		if b.state == torn {
 			b.state = unknown
+			m.dropPin(k, true)
 		}
 	case b.state == whole && err == nil:
 		if !bytes.Equal(m.dst.Bytes(), m.images[k].Bytes()) {
@@ -249,6 +258,7 @@ func (m *model) getOne(i, k int) {
 		l.corrupt++
 		l.misses++
 		b.state = absent
+		m.dropPin(k, false)
 	case b.state == absent && errors.Is(err, errdefs.ErrNotFound):
 		l.misses++
 	default:
@@ -377,6 +387,7 @@ func (m *model) observe() {
 		evicted += n - l.evictions
 		l.evictions = n
 	}
+	m.observePins()
 	var gone []int
 	for k, is := range m.states() {
 		b := &m.blocks[k]
@@ -384,6 +395,9 @@ func (m *model) observe() {
 		case is == b.state:
 		case b.state == unknown && (is != torn || b.unsynced):
 		case is == absent:
+			if b.pin == pinned {
+				m.Fatalf("pinned block %d was evicted", k)
+			}
 			vanished++
 			gone = append(gone, k)
 		default:

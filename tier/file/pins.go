@@ -66,9 +66,9 @@ func (t *Tier) pin(ctx context.Context, d *dir, keys []block.Key) error {
 		}
 	}
 	for _, key := range keys {
-		info, err := d.Stat(blockName(key))
+		err := syncFile(d, blockName(key)) // without verifying the block
 		if err == nil {
-			err = t.makeDurable(d, key, info)
+			err = t.syncName(d, key)
 		}
 		if err != nil && !blockdir.Gone(err) {
 			return err

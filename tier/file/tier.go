@@ -117,7 +117,7 @@ func (t *Tier) openDirs(ctx context.Context) error {
 			return err
 		}
 		t.dirs = append(t.dirs, d)
-		d.pins.Locks = t.locks
+		d.pins = blockdir.NewPins(t.locks)
 		if err := t.refreshPins(d); err != nil {
 			return fmt.Errorf("directory %s: read the pinned blocks: %w", d.root, err)
 		}

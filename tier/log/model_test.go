@@ -27,8 +27,8 @@ import (
 // killed at any time. The power may fail. It checks that every block that is read is correct. A
 // stored block stays until it is deleted or evicted, and evictions are counted; this also holds
 // after a kill. A block that was stored with FsyncAlways, or synced, survives a power failure. A
-// block that was not stored, or was deleted, is a miss, except after a power failure. Verify finds
-// no fault after any crash.
+// block that was not stored, or was deleted, is a miss, except after a power failure. A pinned
+// block stays until it is unpinned, also after a crash. Verify finds no fault after any crash.
 //
 // KVLANE_LOG_SEED=x runs only that seed.
 func TestModel(t *testing.T) {
@@ -68,6 +68,7 @@ type model struct {
 	keys    []block.Key
 	images  []mem.Extent
 	blocks  []blockModel
+	pins    [modelKeys]pinState
 	tr      *log.Tier
 	process *faultfs.Process
 	faults  *faultfs.FS
@@ -149,8 +150,10 @@ func (m *model) step() {
 		m.put(m.rng.IntN(4) + 1)
 	case x < 60:
 		m.get(k)
-	case x < 68:
+	case x < 64:
 		m.delete(k)
+	case x < 68:
+		m.pin(k)
 	case x < 72:
 		n, err := m.tr.GC(m.Context(), m.rng.Int64N(20*m.c.SegmentBytes))
 		m.addHistory("collects: %d, %v", n, err)
@@ -244,6 +247,9 @@ func (m *model) delete(k int) {
 	m.addHistory("deletes %d: %v", k, err)
 	b := m.blocks[k]
 	switch {
+	case m.pins[k] != unpinned && errors.Is(err, errdefs.ErrBusy):
+	case m.pins[k] == pinned && err == nil:
+		m.Fatalf("block %d is pinned, and was deleted", k)
 	case errors.Is(err, errdefs.ErrNotFound) && b.unsure && m.crashed: // a block written by an earlier Put may be found again
 	case err == nil && (b.stored || b.unsure), errors.Is(err, errdefs.ErrNotFound) && (!b.stored || b.unsure):
 		m.blocks[k] = blockModel{}
@@ -263,6 +269,7 @@ func (m *model) crash() {
 	m.put(3)
 	m.observe() // the process may have evicted deleted blocks
 	m.delete(m.rng.IntN(modelKeys))
+	m.pin(m.rng.IntN(modelKeys))
 	if m.rng.IntN(2) == 0 {
 		n, err := m.tr.GC(m.Context(), 0)
 		m.addHistory("collects: %d, %v", n, err)
@@ -294,6 +301,11 @@ func (m *model) powerFails() {
 	if m.c.Fsync != log.FsyncNever {
 		m.verify()
 	}
+	for k, p := range m.pins {
+		if p == pinned && !m.blocks[k].promised {
+			m.pins[k] = eitherPin
+		}
+	}
 	m.start()
 	m.observe()
 	if m.c.Fsync != log.FsyncNever {
@@ -316,6 +328,7 @@ func (m *model) observe() {
 		}
 		time.Sleep(time.Microsecond) // some blocks are being moved
 	}
+	m.observePins()
 	now := m.tr.Stats().Evictions
 	evicted := now - m.evicted
 	m.evicted = now
@@ -329,6 +342,9 @@ func (m *model) observe() {
 		case s == tier.Absent && b.unsure:
 			*b = blockModel{unsure: true}
 		case s == tier.Absent:
+			if m.pins[k] == pinned {
+				m.Fatalf("pinned block %d was evicted", k)
+			}
 			gone = append(gone, k)
 			*b = blockModel{unsure: true}
 		default:

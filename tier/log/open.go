@@ -66,6 +66,7 @@ func newTier(c Config) *Tier {
 			most: c.MaxBytes, configured: c.MaxBytes, wake: make(chan struct{}), demand: make(chan struct{}),
 		},
 	}
+	t.pins = blockdir.NewPins(t.locks)
 	for n := range c.appenders() {
 		a := &appender{t: t, pool: t.others}
 		if n == 0 {

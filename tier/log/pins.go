@@ -97,7 +97,6 @@ func (t *Tier) dropPin(key block.Key) {
 // openPins reads the pins, and removes those of blocks that are not in the log. It keeps them if
 // some segments could not be read.
 func (t *Tier) openPins() error {
-	t.pins.Locks = t.locks
 	_, err := t.pins.Refresh(t.dir)
 	damaged := errors.Is(err, errdefs.ErrCorrupt)
 	if damaged {

@@ -31,7 +31,7 @@ type Tier struct {
 	segments segments
 	cache    headerCache
 	locks    *usage.KeyLocks
-	pins     blockdir.Pins
+	pins     *blockdir.Pins
 	pause    usage.Pause
 	space    space
 	count    counters

@@ -175,14 +175,19 @@ type keyPins interface {
 	Unpin(keys []block.Key) bool
 }
 
-// Pins is a process's copy of the pins of a directory. Each has a pin in Locks. Pins is safe for
-// concurrent use.
+// Pins is a process's copy of the pins of a directory. It is safe for concurrent use.
 type Pins struct {
-	Locks keyPins
+	locks  keyPins       // has a pin of each block
+	access chan struct{} // holds an element during an access to the file; guards info
+	info   dirfs.Info    // of the file that was read last
 
-	mu   sync.Mutex
-	info dirfs.Info // of the file that was read last
-	set  PinSet
+	mu  sync.Mutex
+	set PinSet
+}
+
+// NewPins returns a copy without pins.
+func NewPins(locks keyPins) *Pins {
+	return &Pins{locks: locks, access: make(chan struct{}, 1), set: make(PinSet)}
 }
 
 // Has reports whether the block is pinned.
@@ -203,8 +208,8 @@ func (p *Pins) Total(formats block.Formats) Totals {
 // block lost its pin. If the file is damaged, the intact entries are in force, and Refresh returns
 // ErrCorrupt once.
 func (p *Pins) Refresh(d dirfs.Dir) (unpinned bool, err error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
+	p.access <- struct{}{}
+	defer func() { <-p.access }()
 	info, err := d.Stat(PinsName)
 	if Gone(err) {
 		info, err = dirfs.Info{}, nil
@@ -227,17 +232,14 @@ func (p *Pins) Refresh(d dirfs.Dir) (unpinned bool, err error) {
 // caller holds the directory's lock. If change returns an error, nothing changes. Damaged entries
 // are removed.
 func (p *Pins) Update(d dirfs.Dir, change func(set PinSet) error) (unpinned bool, err error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
+	p.access <- struct{}{}
+	defer func() { <-p.access }()
 	set, err := updatePins(d, change)
 	if err != nil {
 		return false, err
 	}
-	unpinned, complete := p.become(set)
-	p.info = dirfs.Info{}
-	if info, err := d.Stat(PinsName); err == nil && complete {
-		p.info = info
-	}
+	p.info = dirfs.Info{} // Refresh reads the new file
+	unpinned, _ = p.become(set)
 	return unpinned, nil
 }
 
@@ -285,14 +287,13 @@ func updatePins(d dirfs.Dir, change func(set PinSet) error) (PinSet, error) {
 // become changes the set in memory. complete is false if a block that is being removed could not be
 // pinned.
 func (p *Pins) become(set PinSet) (unpinned, complete bool) {
-	if p.set == nil {
-		p.set = make(PinSet)
-	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	complete = true
 	for key := range set {
 		switch {
 		case p.set[key]:
-		case p.Locks.Pin(key):
+		case p.locks.Pin(key):
 			p.set[key] = true
 		default:
 			complete = false
@@ -305,5 +306,5 @@ func (p *Pins) become(set PinSet) (unpinned, complete bool) {
 			delete(p.set, key)
 		}
 	}
-	return p.Locks.Unpin(gone), complete
+	return p.locks.Unpin(gone), complete
 }

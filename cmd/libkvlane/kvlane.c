@@ -241,6 +241,22 @@ kvl_status kvl_set_anchors(kvl_engine engine, const uint8_t *keys, const uint8_t
 
 kvl_status kvl_drop(kvl_engine engine, const uint8_t *keys, size_t n, size_t *stay) { CALL(kvlGoDrop, engine, (uint8_t *)keys, n, stay); }
 
+kvl_status kvl_remove(kvl_engine engine, const uint8_t *keys, size_t n, int64_t timeout_ms, size_t *removed) {
+  CALL(kvlGoRemove, engine, (uint8_t *)keys, n, timeout_ms, removed);
+}
+
+kvl_status kvl_pin(kvl_engine engine, const uint8_t *keys, size_t n, int64_t timeout_ms) {
+  CALL(kvlGoPin, engine, (uint8_t *)keys, n, 0, timeout_ms);
+}
+
+kvl_status kvl_unpin(kvl_engine engine, const uint8_t *keys, size_t n, int64_t timeout_ms) {
+  CALL(kvlGoPin, engine, (uint8_t *)keys, n, 1, timeout_ms);
+}
+
+kvl_status kvl_why(kvl_engine engine, const uint8_t *keys, size_t n, int64_t timeout_ms, char *buffer, size_t *bytes) {
+  CALL(kvlGoWhy, engine, (uint8_t *)keys, n, timeout_ms, buffer, bytes);
+}
+
 kvl_status kvl_events(kvl_engine engine, kvl_event *events, size_t *n) { CALL(kvlGoEvents, engine, events, n); }
 
 kvl_status kvl_open_manager(const char *config, kvl_manager *manager) { CALL(kvlGoOpenManager, (char *)config, manager); }

@@ -445,6 +445,29 @@ kvl_status kvl_set_anchors(kvl_engine engine, const uint8_t *keys, const uint8_t
  */
 kvl_status kvl_drop(kvl_engine engine, const uint8_t *keys, size_t n, size_t *stay);
 
+/*
+ * kvl_remove removes blocks from all tiers of the engine, and sets removed to their number. They are not found again until they
+ * are dumped again; in directories, also after a power failure. It ignores absent blocks. KVL_BUSY: blocks that are leased,
+ * pinned, loaded or dumped stay; the others are removed. Block servers may keep replicas of hot blocks. The timeout of these
+ * functions is that of kvl_lookup.
+ */
+kvl_status kvl_remove(kvl_engine engine, const uint8_t *keys, size_t n, int64_t timeout_ms, size_t *removed);
+
+/*
+ * kvl_pin pins blocks in the tiers with directories: they are neither evicted nor removed until kvl_unpin, also after a restart.
+ * They count toward the bounds of the tiers, of which half may be pinned. KVL_NOT_FOUND: no such tier has one of the blocks.
+ * KVL_NO_SPACE: they exceed the limit. KVL_NOT_SUPPORTED: the engine has no tier with directories. kvl_unpin ignores blocks that
+ * are not pinned.
+ */
+kvl_status kvl_pin(kvl_engine engine, const uint8_t *keys, size_t n, int64_t timeout_ms);
+kvl_status kvl_unpin(kvl_engine engine, const uint8_t *keys, size_t n, int64_t timeout_ms);
+
+/*
+ * kvl_why writes a JSON array to a buffer, as kvl_stats does. Its objects state for each key which tiers have the block, or why
+ * they do not. docs/library.md describes them.
+ */
+kvl_status kvl_why(kvl_engine engine, const uint8_t *keys, size_t n, int64_t timeout_ms, char *buffer, size_t *bytes);
+
 /* A change that the engine made to the contents of a tier. The last event of a block in a tier gives its state there. */
 typedef struct kvl_event {
   uint8_t change; /* KVL_EVENT_LOST, KVL_EVENT_STORED or KVL_EVENT_REMOVED */

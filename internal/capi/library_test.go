@@ -132,6 +132,9 @@ func TestZeroKeysAreRefused(t *testing.T) {
 	want(t, "lookup", lib.Lookup(p.engine, keys, make([]uint8, 2), 0), capi.Invalid)
 	_, err = lib.Drop(p.engine, keys)
 	want(t, "drop", err, capi.Invalid)
+	_, err = lib.Remove(p.engine, keys, 0)
+	want(t, "remove", err, capi.Invalid)
+	want(t, "pin", lib.Pin(p.engine, keys, false, 0), capi.NotFound)
 	p.close()
 }
 

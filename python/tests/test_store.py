@@ -453,10 +453,37 @@ def test_the_zero_key_is_refused(open_store: Open) -> None:
     with kvlane.PagedCache(store, arrays(), "lkp") as cache:
         for call in (
             lambda: store.dump(cache, zero, [0]), lambda: store.load(cache, zero, [0]), lambda: store.lease(zero),
-            lambda: store.lookup(zero), lambda: store.prefetch(zero), lambda: store.drop(zero),
+            lambda: store.lookup(zero), lambda: store.prefetch(zero), lambda: store.drop(zero), lambda: store.remove(zero),
         ):  # fmt: skip
             with pytest.raises(kvlane.Invalid, match="key is zero"):
                 call()
+
+
+def test_removed_and_pinned_blocks(open_store: Open, tmp_path: pathlib.Path) -> None:
+    store = open_store(store={"cache_bytes": "64MiB", "dirs": tmp_path / "a"})
+    keys = keys_of(store, 4)
+    with kvlane.PagedCache(store, arrays(), "lkp") as cache:
+        dump(store, cache, keys, range(4))
+        with store.lease(keys[:1]), pytest.raises(kvlane.Busy, match="in use"):
+            store.remove(keys[:2])
+        assert store.lookup(keys) == bytes((1, 0, 1, 1))
+        store.pin(keys[2:3])
+        with pytest.raises(kvlane.Busy, match="pinned"):
+            store.remove(keys)
+        why = store.why(keys)
+        assert [w["text"].split(" in ")[0] for w in why[2:3]] == ["is stored"], why
+        assert why[1]["tiers"][1]["removed"]["cause"] == "request", why
+        with pytest.raises(kvlane.NotFound):
+            store.pin(keys[:1])
+        store.unpin(keys)
+        assert store.remove(keys) == 1
+        assert store.lookup(keys) == bytes(4)
+        assert store.remove(keys[:0]) == 0
+        assert store.why(keys[:0]) == []
+        dump(store, cache, keys[:1], [0])
+        assert store.lookup(keys[:1]) == b"\x01"
+    with pytest.raises(kvlane.NotSupported):
+        open_store().pin(keys)
 
 
 def test_sizes_and_directories_as_people_write_them(open_store: Open, tmp_path: pathlib.Path) -> None:

@@ -429,6 +429,10 @@ static void fork_off(void) {
     EXPECT(KVL_FORKED, kvl_dump_blocks(engine, cache, NULL, NULL, 0, NULL, 0, NULL, &e));
     EXPECT(KVL_FORKED, kvl_submit_layer(1, 0, NULL));
     EXPECT(KVL_FORKED, kvl_prefetch(engine, NULL, 0, &e));
+    EXPECT(KVL_FORKED, kvl_remove(engine, NULL, 0, 0, &n));
+    EXPECT(KVL_FORKED, kvl_pin(engine, NULL, 0, 0));
+    EXPECT(KVL_FORKED, kvl_unpin(engine, NULL, 0, 0));
+    EXPECT(KVL_FORKED, kvl_why(engine, NULL, 0, 0, NULL, &n));
     EXPECT(KVL_FORKED, kvl_wait(1, KVL_DONE, KVL_FOREVER));
     EXPECT(KVL_FORKED, kvl_results(1, NULL, 0));
     EXPECT(KVL_FORKED, kvl_left_out(1, NULL, &n));
@@ -451,6 +455,32 @@ static double seconds(void) {
   struct timespec t;
   clock_gettime(CLOCK_MONOTONIC, &t);
   return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
+}
+
+/* Removal, pins and explanations of the dumped blocks. */
+static void tidy(void) {
+  char why[65536];
+  size_t n = 0, length = sizeof why;
+  uint8_t there[2];
+  EXPECT(KVL_OK, kvl_pin(engine, keys[0], 1, PATIENCE));
+  EXPECT(KVL_BUSY, kvl_remove(engine, keys[0], 2, PATIENCE, &n));
+  CHECK(n == 1 && strstr(kvl_error(), "pinned") != NULL);
+  EXPECT(KVL_OK, kvl_why(engine, keys[0], 2, PATIENCE, why, &length));
+  CHECK(strstr(why, "is stored in tier file") != NULL && strstr(why, "\"cause\":\"request\"") != NULL);
+  EXPECT(KVL_NOT_FOUND, kvl_pin(engine, keys[1], 1, PATIENCE));
+  EXPECT(KVL_OK, kvl_unpin(engine, keys[0], 2, PATIENCE));
+  EXPECT(KVL_OK, kvl_remove(engine, keys[0], 2, PATIENCE, &n));
+  EXPECT(KVL_OK, kvl_lookup(engine, keys[0], 2, there, PATIENCE));
+  CHECK(n == 1 && there[0] == 0 && there[1] == 0);
+  length = 10;
+  EXPECT(KVL_NO_SPACE, kvl_why(engine, keys[0], 1, PATIENCE, why, &length));
+  CHECK(length > 10);
+  EXPECT(KVL_INVALID, kvl_remove(engine, keys[0], 1, 0, NULL));
+  EXPECT(KVL_INVALID, kvl_remove(engine, NULL, 1, 0, &n));
+  EXPECT(KVL_INVALID, kvl_pin(engine, NULL, 1, 0));
+  EXPECT(KVL_INVALID, kvl_unpin(engine, NULL, 1, 0));
+  EXPECT(KVL_INVALID, kvl_why(engine, NULL, 1, 0, why, &length));
+  EXPECT(KVL_INVALID, kvl_why(engine, keys[0], 1, 0, why, NULL));
 }
 
 /* What a call costs beside what it does: the shortest of many. */
@@ -481,6 +511,7 @@ int main(int argc, char **argv) {
   threads();
   fork_off();
   price();
+  tidy();
   stop();
   puts(failures == 0 ? "ok" : "failed");
   return failures != 0;

@@ -111,6 +111,10 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "report_slowdown": (_handle, c.c_double),
     "set_anchors": (_handle, _bytes, _bytes, _n),
     "drop": (_handle, _bytes, _n, c.POINTER(_n)),
+    "remove": (_handle, _bytes, _n, _ms, c.POINTER(_n)),
+    "pin": (_handle, _bytes, _n, _ms),
+    "unpin": (_handle, _bytes, _n, _ms),
+    "why": (_handle, _bytes, _n, _ms, _bytes, c.POINTER(_n)),
     "events": (_handle, c.POINTER(Event), c.POINTER(_n)),
     "open_manager": (c.c_char_p, _out),
     "close_manager": (_handle, _ms),
@@ -205,16 +209,16 @@ class Library:
                     raise error
                 return
 
-    def json(self, name: str, handle: int) -> Any:
-        """Return the parsed JSON that kvl_<name> writes for a handle."""
-        return json.loads(self.text(name, handle))
+    def json(self, name: str, handle: int, *args: Any) -> Any:
+        """Return the parsed JSON that kvl_<name> writes for a handle and other arguments."""
+        return json.loads(self.text(name, handle, *args))
 
-    def text(self, name: str, handle: int | bytes) -> bytes:
-        """Return the text that kvl_<name> writes for a handle or a text."""
+    def text(self, name: str, handle: int | bytes, *args: Any) -> bytes:
+        """Return the text that kvl_<name> writes for a handle or a text, and other arguments."""
         size = c.c_size_t(1 << 12)
         while True:
             buffer = c.create_string_buffer(size.value)
-            status = self.status(name, handle, buffer, c.byref(size))
+            status = self.status(name, handle, *args, buffer, c.byref(size))
             if status == Status.OK:
                 return buffer.value
             if status != Status.NO_SPACE:

@@ -313,6 +313,42 @@ class Store(_lib.Owned):
             self._lib.call("drop", self._handle, keys.raw, len(keys), c.byref(stay))
         return stay.value
 
+    def remove(self, keys: Keys, timeout: float | None = None) -> int:
+        """Remove blocks from all tiers. Returns the number of removed blocks.
+
+        They are not found again until they are dumped again; in directories, also after a power
+        failure. Absent blocks are ignored. Raises Busy if some blocks stay because they are leased,
+        pinned, loaded or dumped; the others are removed.
+        """
+        removed = c.c_size_t()
+        if keys:
+            self._lib.call("remove", self._handle, keys.raw, len(keys), _lib.milliseconds(timeout), c.byref(removed))
+        return removed.value
+
+    def pin(self, keys: Keys, timeout: float | None = None) -> None:
+        """Pin blocks in the tiers with directories, until unpin, also after a restart.
+
+        They are neither evicted nor removed. They count toward the bounds of the tiers, of which
+        half may be pinned. Raises NotFound if no such tier has one of the blocks, NoSpace if they
+        exceed the limit, and NotSupported without such a tier.
+        """
+        if keys:
+            self._lib.call("pin", self._handle, keys.raw, len(keys), _lib.milliseconds(timeout))
+
+    def unpin(self, keys: Keys, timeout: float | None = None) -> None:
+        """Remove the pins of blocks. Blocks that are not pinned are ignored."""
+        if keys:
+            self._lib.call("unpin", self._handle, keys.raw, len(keys), _lib.milliseconds(timeout))
+
+    def why(self, keys: Keys, timeout: float | None = None) -> list[dict[str, Any]]:
+        """Explain for each key why its block is stored or not. docs/library.md describes the objects.
+
+        The keys are in the order of a prompt.
+        """
+        if not keys:
+            return []
+        return list(self._lib.json("why", self._handle, keys.raw, len(keys), _lib.milliseconds(timeout)))
+
     def events(self) -> list[Event]:
         """Return the oldest events since the last call, at most 1,024. Does not wait.
 

@@ -97,7 +97,7 @@ func TestClientsLearnZoneAndBoot(t *testing.T) {
 		must(t, err)
 	}
 	stat()
-	must(t, r.Server.Close(t.Context()))
+	must(t, r.Close(t.Context()))
 	dial = again.dial
 	stat()
 	if len(greetings) != 2 || greetings[0] != (blockio.Greeting{Boot: r.Boot(), Zone: "east-1"}) || greetings[1] != (blockio.Greeting{Boot: again.Boot()}) {
@@ -106,7 +106,7 @@ func TestClientsLearnZoneAndBoot(t *testing.T) {
 	if st := c.Stats(); st.Restarts != 1 {
 		t.Errorf("%+v", st)
 	}
-	if _, err := New(Options{Host: r.host, Auth: r.Server.o.Auth, Zone: "a b"}); !errors.Is(err, errdefs.ErrInvalid) {
+	if _, err := New(Options{Host: r.host, Auth: r.o.Auth, Zone: "a b"}); !errors.Is(err, errdefs.ErrInvalid) {
 		t.Errorf("a zone with a space: %v", err)
 	}
 }

@@ -30,6 +30,7 @@ func (g *group) number(ctx context.Context) context.Context {
 
 // reading and writing return the servers that are asked about a run, one after the other.
 func (r *route) reading() []*server { return r.reads }
+
 func (r *route) writing() []*server {
 	if r.write == nil {
 		return nil

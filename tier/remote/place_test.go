@@ -387,7 +387,7 @@ func TestSlowServersAreLeftOut(t *testing.T) {
 }
 
 // TestAListWithoutServersAtFirst opens a tier before its servers are known: all blocks are misses,
-// and are found when servers have joined. Those are not new: they get all of their runs at once.
+// and are found when servers are known. The first ones are not new. One that joins them is.
 func TestAListWithoutServersAtFirst(t *testing.T) {
 	ps := newPeers(t, 2, 1<<24)
 	x := newFixture(t, ps, func(c *remote.Config) { c.Ramp = time.Hour })
@@ -415,18 +415,24 @@ func TestAListWithoutServersAtFirst(t *testing.T) {
 	if err := x.Delete(t.Context(), keys[0]); !errors.Is(err, tier.ErrUnavailable) {
 		t.Errorf("delete: %v", err)
 	}
+	why := make([]tier.Explanation, 1)
+	must(t, x.Explain(t.Context(), keys[:1], why))
+	if why[0].State != tier.Absent || !strings.Contains(why[0].Error, "no block server is known") {
+		t.Errorf("%+v", why[0])
+	}
 	if st, p := x.Stats(), x.PeerStats(); !errors.Is(st.Failure, errdefs.ErrNotFound) || st.Misses != 2 || p.Unavailable < 5 || len(p.Servers) != 0 {
 		t.Errorf("%+v, %+v", st, p)
 	}
-	x.dir.set(ps.members()...)
+	x.dir.set(ps.members()[:1]...)
+	x.put(0)
+	x.present(1)
+	x.dir.set(ps.members()...) // the second server is new
 	for i := range 100 {
 		x.put(i)
 	}
 	x.present(100)
-	for i, p := range ps {
-		if n := p.host.Usage(auth.DefaultTenant).Blocks; n < 20 {
-			t.Errorf("server %d has %d of 100 blocks", i, n)
-		}
+	if n := ps[1].host.Usage(auth.DefaultTenant).Blocks; n > 20 { // a 16th of the weight is 6
+		t.Errorf("a server that just joined has %d of 100 blocks", n)
 	}
 }
 

@@ -19,9 +19,13 @@ type reason struct {
 	why string
 }
 
-// reasons returns the servers that may have blocks of the run with an anchor, its home first.
+// reasons returns the servers that may have blocks of the run with an anchor, its home first. There
+// are none while the list has none.
 func (p *pool) reasons(anchor block.Key, now time.Time) (all []reason) {
 	s := p.get(now)
+	if s.view == nil {
+		return nil
+	}
 	k := p.marks.Replicas(placement.Run(anchor[:]), now)
 	var buf [placement.MaxReplicas]int
 	order := s.view.Order(anchor[:], max(k, 2), buf[:0])
@@ -104,6 +108,9 @@ func (t *Tier) Explain(ctx context.Context, keys []block.Key, out []tier.Explana
 	}
 	for i := range keys {
 		out[i] = explanation(reasons[i], func(s *server) (bool, error) { return has[s][i], of[s].err })
+		if len(t.pool.get(now).servers) == 0 {
+			out[i].Error = fmt.Sprintf("%v: %v", errNoServers, t.pool.listErr())
+		}
 	}
 	return nil
 }

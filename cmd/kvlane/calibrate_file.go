@@ -49,7 +49,10 @@ func runCalibrateFiles(cmd *cobra.Command, f *calibrateFlags) (err error) {
 	reports := []filesReport{}
 	var errs []error
 	for _, dir := range f.fileDirs {
+		show, finish := drawProgress(cmd)
+		o.Measure.Progress = show
 		c, err := profile.CalibrateFiles(cmd.Context(), dir, o)
+		finish()
 		if err != nil {
 			errs = append(errs, err)
 			continue

@@ -64,6 +64,7 @@ func runDemo(cmd *cobra.Command, device string, rdma *rdmaFlags, temp string) er
 		geometry: smallGeometry,
 		dir:      temp,
 		out:      cmd.OutOrStdout(),
+		errs:     cmd.ErrOrStderr(),
 		open: func(ctx context.Context, dir string) (*kvlane.Engine, error) {
 			c.Store.Dirs = []string{dir}
 			e, err := kvlane.Open(ctx, c)

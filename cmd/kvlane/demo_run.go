@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	_ "embed" // the trace is embedded
 	"errors"
@@ -24,6 +25,9 @@ import (
 //go:embed conversation-400.jsonl.gz
 var demoTrace []byte
 
+// demoRequests is the number of requests in the trace.
+const demoRequests = 400
+
 // errClaim means that a claim of the demo is false.
 var errClaim = errors.New("a claim of the demo does not hold")
 
@@ -38,7 +42,8 @@ type demo struct {
 	verify func(ctx context.Context, dir string) (sound, damaged int64, err error)
 	dir    string // empty at the start; run does not remove it
 	out    io.Writer
-	limit  int // number of requests of the trace; zero: all
+	errs   io.Writer // for the progress
+	limit  int       // number of requests of the trace; zero: all
 
 	blocks, trace string
 	first         *replay.Report // report of the first replay
@@ -157,8 +162,11 @@ func (d *demo) replay(ctx context.Context) (_ *replay.Report, err error) {
 			d.print(func(p *present.Page) { p.Check(present.Warn, "%s", n) })
 		}
 	}
+	shown := newProgress(d.errs, "demo", false)
+	defer shown.end()
 	r, err := replay.Run(ctx, replay.Config{
 		Device: e.Device(), Store: e.Store(), Memory: e, Geometry: d.geometry, Identity: e.Identity(), Trace: d.trace, Limit: d.limit,
+		Progress: steps(metricsOf(ctx), int64(cmp.Or(d.limit, demoRequests)), shown),
 	})
 	// Wrong bytes are reported by a claim. Other errors end the demo.
 	if errors.Is(err, replay.ErrWrongBytes) {

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"io"
 	"strings"
 	"testing"
 
@@ -18,7 +19,7 @@ var demoGeometry = block.Geometry{Model: "demo", DType: "bfloat16", Layers: 1, K
 func newDemo(t *testing.T, out *bytes.Buffer) *demo {
 	t.Helper()
 	return &demo{
-		geometry: demoGeometry, dir: t.TempDir(), out: out, limit: 40,
+		geometry: demoGeometry, dir: t.TempDir(), out: out, limit: 40, errs: io.Discard,
 		open: func(ctx context.Context, dir string) (*kvlane.Engine, error) {
 			return kvlane.Open(ctx, kvlane.Config{
 				Model:  demoGeometry,

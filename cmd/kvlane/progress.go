@@ -21,6 +21,7 @@ type progress struct {
 	w         io.Writer
 	operation string
 	drawn     bool // draw a bar
+	bytes     bool // steps are bytes; set it before the first show
 	now       func() time.Time
 
 	mu          sync.Mutex
@@ -51,12 +52,17 @@ func (p *progress) show(done, total int64, what string) {
 		return
 	}
 	p.line = now
-	text := p.operation + ": " + present.Count(done)
+	text := p.operation + ": " + p.steps(done)
 	if total > 0 {
-		text += fmt.Sprintf(" of %s", present.Count(total))
+		text += " of " + p.steps(total)
 	}
 	if elapsed := now.Sub(p.start); done > 0 {
-		text += fmt.Sprintf(", %.3g a second", float64(done)/elapsed.Seconds())
+		rate := float64(done) / elapsed.Seconds()
+		if p.bytes {
+			text += ", " + present.Bytes(int64(rate)) + " a second"
+		} else {
+			text += fmt.Sprintf(", %.3g a second", rate)
+		}
 		if total > done {
 			left := time.Duration(float64(elapsed) / float64(done) * float64(total-done))
 			text += fmt.Sprintf(", about %s left", left.Round(time.Second))
@@ -66,6 +72,14 @@ func (p *progress) show(done, total int64, what string) {
 		text += ": " + what
 	}
 	fmt.Fprintln(p.w, text)
+}
+
+// steps formats a number of steps.
+func (p *progress) steps(n int64) string {
+	if p.bytes {
+		return present.Bytes(n)
+	}
+	return present.Count(n)
 }
 
 // draw is called with mu held.
@@ -78,7 +92,7 @@ func (p *progress) draw(done, total int64, what string) {
 	}
 	if p.bar == nil {
 		p.bar = progressbar.NewOptions64(total, progressbar.OptionSetWriter(p.w), progressbar.OptionClearOnFinish(),
-			progressbar.OptionSetWidth(30), progressbar.OptionShowIts(), progressbar.OptionShowCount(),
+			progressbar.OptionSetWidth(30), progressbar.OptionShowBytes(p.bytes), progressbar.OptionShowIts(), progressbar.OptionShowCount(),
 			progressbar.OptionThrottle(100*time.Millisecond), progressbar.OptionSetDescription(what))
 		p.what = what
 	}

@@ -99,6 +99,7 @@ Exit codes:
 	}
 	root.AddCommand(newReplayCommand(), newDemoCommand(), newStoreCommand(), newDoctorCommand(), newTopoCommand(), newCalibrateCommand(), newBenchCommand(), newTransferCommand(), newBlockdCommand(), newClusterCommand(), newRPCCommand(), newConfigCommand(), newVersionCommand(&r), newShareProbeCommand())
 	watch.around(root)
+	fitHelp(root)
 	registerCompletions(root)
 	return root
 }

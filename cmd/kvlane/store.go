@@ -22,8 +22,8 @@ type keeper struct {
 	inspect func(ctx context.Context, dir string) (file.Inspection, error)
 	list    func(ctx context.Context, dir string, yield func(file.Entry) error) error
 	verify  func(ctx context.Context, dir string, progress func(blocks, bytes int64)) (file.Report, error)
-	repair  func(ctx context.Context, dir string) (file.Repaired, error)
-	gc      func(ctx context.Context, dir string, targetBytes int64) (file.Collected, error)
+	repair  func(ctx context.Context, dir string, progress func(blocks, bytes int64)) (file.Repaired, error)
+	gc      func(ctx context.Context, dir string, targetBytes int64, progress func(done, total int64)) (file.Collected, error)
 	clear   func(ctx context.Context, dir string, u file.Unwanted) (file.Cleared, error)
 	remove  func(ctx context.Context, dir string, sel file.Selection) (file.Removed, error)
 	pin     func(ctx context.Context, dir string, sel file.Selection, boundBytes int64) (file.Pinned, error)

@@ -48,13 +48,13 @@ func (b bucketAccess) keeper() keeper {
 		verify: func(ctx context.Context, url string, progress func(blocks, bytes int64)) (file.Report, error) {
 			return object.Verify(ctx, b.config(url), progress)
 		},
-		gc: func(ctx context.Context, url string, targetBytes int64) (file.Collected, error) {
-			return object.GC(ctx, b.config(url), object.Limits{Bytes: targetBytes, Age: b.age})
+		gc: func(ctx context.Context, url string, targetBytes int64, progress func(done, total int64)) (file.Collected, error) {
+			return object.GC(ctx, b.config(url), object.Limits{Bytes: targetBytes, Age: b.age}, progress)
 		},
 		why: func(ctx context.Context, url string, keysOf func(m *file.Marker) ([]block.Key, error)) (file.Answers, error) {
 			return object.Why(ctx, b.config(url), keysOf)
 		},
-		repair: func(context.Context, string) (r file.Repaired, err error) {
+		repair: func(context.Context, string, func(blocks, bytes int64)) (r file.Repaired, err error) {
 			return r, fmt.Errorf("repair a bucket: the next dump of a damaged block replaces its object: %w", errdefs.ErrInvalid)
 		},
 		clear: func(context.Context, string, file.Unwanted) (c file.Cleared, err error) {

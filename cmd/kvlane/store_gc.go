@@ -102,7 +102,10 @@ empty, stay. The exit code is 1 if something could not be removed.`,
 			bucket.age = age
 			return printFolders(cmd.Context(), cmd.OutOrStdout(), dirs, asJSON, func(dir string) (folderResult, error) {
 				d := dirCollected{Directory: dir}
-				err := d.collect(cmd.Context(), bucket, to, clears, unwanted)
+				shown := newProgress(cmd.ErrOrStderr(), "gc "+dir, false)
+				shown.bytes = true
+				defer shown.end()
+				err := d.collect(cmd.Context(), bucket, to, clears, unwanted, shown)
 				if d.collectedBlocks == nil && d.clearedFiles == nil {
 					return folderResult{}, err
 				}
@@ -121,7 +124,7 @@ empty, stay. The exit code is 1 if something could not be removed.`,
 
 // collect removes the requested files and blocks and stores the result in d. The error describes
 // the remaining files and blocks.
-func (d *dirCollected) collect(ctx context.Context, b bucketAccess, to targets, clears bool, unwanted file.Unwanted) error {
+func (d *dirCollected) collect(ctx context.Context, b bucketAccess, to targets, clears bool, unwanted file.Unwanted, shown *progress) error {
 	var left error
 	if clears {
 		c, err := keeperOf(b, d.Directory).clear(ctx, d.Directory, unwanted)
@@ -139,7 +142,7 @@ func (d *dirCollected) collect(ctx context.Context, b bucketAccess, to targets, 
 		return errors.Join(left, fmt.Errorf("skip %s: %w", d.Directory, err))
 	}
 	if target, ok := to.bytes[d.Directory]; ok {
-		c, err := keeperOf(b, d.Directory).gc(ctx, d.Directory, target)
+		c, err := keeperOf(b, d.Directory).gc(ctx, d.Directory, target, func(done, total int64) { shown.show(done, total, "") })
 		if err != nil {
 			return errors.Join(left, err)
 		}

@@ -100,12 +100,12 @@ the new place of each file, and counts the blocks after the repair. Foreign file
 
 // verdict verifies a directory. It repairs it if repair is true.
 func verdict(ctx context.Context, b bucketAccess, dir string, repair bool, shown *progress) (*dirVerdict, error) {
+	k := keeperOf(b, dir)
+	all, err := k.inspect(ctx, dir)
+	if err != nil {
+		all.Blocks = 0 // unknown
+	}
 	if !repair {
-		k := keeperOf(b, dir)
-		all, err := k.inspect(ctx, dir)
-		if err != nil {
-			all.Blocks = 0 // unknown
-		}
 		r, err := k.verify(ctx, dir, func(blocks, _ int64) { shown.show(blocks, all.Blocks, "") })
 		if err != nil {
 			return nil, err
@@ -114,7 +114,8 @@ func verdict(ctx context.Context, b bucketAccess, dir string, repair bool, shown
 		v.Next = v.next()
 		return v, nil
 	}
-	r, err := keeperOf(b, dir).repair(ctx, dir)
+	// A repair verifies the blocks before and after it.
+	r, err := k.repair(ctx, dir, func(blocks, _ int64) { shown.show(blocks, 2*all.Blocks, "") })
 	if err != nil {
 		return nil, err
 	}

@@ -174,7 +174,7 @@ func (m *mischief) collect(dir string) {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), grace)
 	defer cancel()
-	if _, err := file.GC(ctx, dir, target); err != nil {
+	if _, err := file.GC(ctx, dir, target, nil); err != nil {
 		m.tally.add("harm gc told of an error", 1)
 		if ctx.Err() != nil {
 			m.Errorf("gc: %v", err)
@@ -223,7 +223,7 @@ func (r *round) check(m *mischief) {
 		}
 	}
 	for _, dir := range r.Dirs {
-		if _, err := file.GC(r.Context(), dir, everything); err != nil { // removes temporary files of killed processes
+		if _, err := file.GC(r.Context(), dir, everything, nil); err != nil { // removes temporary files of killed processes
 			r.tally.add("harm gc told of an error", 1)
 		}
 		rep, err := file.Verify(r.Context(), dir, nil)

@@ -23,6 +23,8 @@ import (
 type MeasureOptions struct {
 	// Budget limits the time for transfers after the first size. Zero: one second.
 	Budget time.Duration
+	// Progress, if not nil, is called before each measurement.
+	Progress func(done, total int, what string)
 	// Stream selects the memory and the paths: Device with Copy and CuFile, or only host memory.
 	// Other fields are ignored.
 	Stream Options
@@ -61,7 +63,7 @@ func Measure(ctx context.Context, path string, o MeasureOptions) (p Profile, err
 		return fail(err)
 	}
 	defer func() { err = errors.Join(err, f.Close(context.WithoutCancel(ctx))) }()
-	m := &measuring{file: f, o: o.Stream}
+	m := &measuring{file: f, o: o.Stream, progress: o.Progress}
 	if m.region, err = f.Region(scratchBytes); err != nil {
 		return fail(err)
 	}
@@ -138,6 +140,8 @@ type measuring struct {
 	until  time.Time // end of the time for all sizes and depths
 	filled bool
 	points []Point
+
+	progress func(done, total int, what string) // MeasureOptions.Progress
 }
 
 // way is a path between the file and one kind of memory.
@@ -186,6 +190,9 @@ func (m *measuring) depth(ctx, bounded context.Context, depth, depths int) (err 
 		}
 		var points []Point
 		for _, w := range ways {
+			if total := len(measuredDepths) * len(measuredSizes) * len(ways); m.progress != nil {
+				m.progress(total-left/2, total, fmt.Sprintf("%s, %d KiB", w.path, size>>10))
+			}
 			both, err := m.both(ctx, w, size, left)
 			if err != nil {
 				return err

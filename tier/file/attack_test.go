@@ -343,7 +343,7 @@ func TestDefectCountsOfAnUnboundedTierStayWrong(t *testing.T) {
 		tr := open(t, c)
 		all := keys(0, 40)
 		put(t, tr, c.Formats[0], all...)
-		if _, err := file.GC(t.Context(), c.Dirs[0], 0); err != nil {
+		if _, err := file.GC(t.Context(), c.Dirs[0], 0, nil); err != nil {
 			t.Fatal(err)
 		}
 		time.Sleep(2 * time.Minute)

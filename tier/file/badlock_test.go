@@ -40,7 +40,7 @@ func TestLockFileThatIsNoFile(t *testing.T) {
 			if err != nil || len(v.Findings) != 1 || v.Findings[0].Path != lock || v.Findings[0].Problem != file.Damaged || !strings.Contains(v.Findings[0].Detail, kind) {
 				t.Errorf("verify: %+v, %v", v.Findings, err)
 			}
-			if r, err := file.Repair(t.Context(), c.Dirs[0]); err != nil || len(r.Unrepaired) != 0 {
+			if r, err := file.Repair(t.Context(), c.Dirs[0], nil); err != nil || len(r.Unrepaired) != 0 {
 				t.Errorf("repair: %+v, %v", r.Unrepaired, err)
 			}
 			if err := get(t, open(t, c), c.Formats[0], all[0]); err != nil {
@@ -61,7 +61,7 @@ func TestLockFileThatIsAFullFolder(t *testing.T) {
 		t.Fatal(err)
 	}
 	write(t, filepath.Join(lock, "mine"), "x")
-	r, err := file.Repair(t.Context(), c.Dirs[0])
+	r, err := file.Repair(t.Context(), c.Dirs[0], nil)
 	if err != nil || len(r.Unrepaired) != 1 || r.Unrepaired[0].Problem != file.Foreign || !r.Unrepaired[0].ByHand {
 		t.Fatalf("repair: %+v, %v", r.Unrepaired, err)
 	}

@@ -26,7 +26,7 @@ func littered(t *testing.T) (c file.Config, aside, sound string) {
 	}
 	dir := c.Dirs[0]
 	flip(t, path(dir, all[0]), c.Formats[0].Layout.ShardOff(0))
-	r, err := file.Repair(t.Context(), dir)
+	r, err := file.Repair(t.Context(), dir, nil)
 	if err != nil || len(r.Findings) != 1 || r.Findings[0].Key != all[0] {
 		t.Fatalf("%+v, %v", r, err)
 	}
@@ -180,7 +180,7 @@ func TestDefectSecondSoundCopyStaysForEver(t *testing.T) {
 				t.Fatal(err)
 			}
 			write(t, second, string(b))
-			r, err := file.Repair(t.Context(), dir)
+			r, err := file.Repair(t.Context(), dir, nil)
 			if err != nil || r.SetAside != 1 || len(r.Findings) != 1 {
 				t.Fatalf("%+v, %v", r, err)
 			}

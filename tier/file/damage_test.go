@@ -230,8 +230,8 @@ func TestDefectLinksAreFollowed(t *testing.T) {
 			}
 			for _, do := range []func() error{
 				func() error { _, err := file.Verify(t.Context(), c.Dirs[0], nil); return err },
-				func() error { _, err := file.Repair(t.Context(), c.Dirs[0]); return err },
-				func() error { _, err := file.GC(t.Context(), c.Dirs[0], 0); return err },
+				func() error { _, err := file.Repair(t.Context(), c.Dirs[0], nil); return err },
+				func() error { _, err := file.GC(t.Context(), c.Dirs[0], 0, nil); return err },
 				func() error { _, err := file.Inspect(t.Context(), c.Dirs[0]); return err },
 			} {
 				_ = do() // any result is allowed, but the victim must not change
@@ -316,7 +316,7 @@ func TestDefectMarkerThatIsAFIFOHangsEveryCommand(t *testing.T) {
 		"open":    func(ctx context.Context) error { _, err := file.Open(ctx, c); return err },
 		"list":    func(ctx context.Context) error { return file.List(ctx, c.Dirs[0], nil) },
 		"inspect": func(ctx context.Context) error { _, err := file.Inspect(ctx, c.Dirs[0]); return err },
-		"gc":      func(ctx context.Context) error { _, err := file.GC(ctx, c.Dirs[0], 0); return err },
+		"gc":      func(ctx context.Context) error { _, err := file.GC(ctx, c.Dirs[0], 0, nil); return err },
 		"verify": func(ctx context.Context) error {
 			r, err := file.Verify(ctx, c.Dirs[0], nil)
 			if err == nil && !r.Clean() {

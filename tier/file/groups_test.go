@@ -162,7 +162,7 @@ func TestBoundOfSeveralGroups(t *testing.T) {
 	if err := tr.Close(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	done, err := file.GC(t.Context(), c.Dirs[0], longest)
+	done, err := file.GC(t.Context(), c.Dirs[0], longest, nil)
 	if err != nil || done.After > longest || done.After < longest/8 {
 		t.Errorf("%+v, %v", done, err)
 	}
@@ -188,7 +188,7 @@ func TestRepairOfSeveralGroups(t *testing.T) {
 		}
 	}
 	lose()
-	r, err := file.Repair(t.Context(), c.Dirs[0])
+	r, err := file.Repair(t.Context(), c.Dirs[0], nil)
 	if err != nil || !r.MarkerMade || len(r.Unrepaired) != 0 || r.Blocks != 6 {
 		t.Errorf("%+v, %v", r, err)
 	}
@@ -208,7 +208,7 @@ func TestRepairOfSeveralGroups(t *testing.T) {
 	}
 	// If all blocks belong to one group, Repair cannot know the other groups.
 	lose()
-	r, err = file.Repair(t.Context(), c.Dirs[0])
+	r, err = file.Repair(t.Context(), c.Dirs[0], nil)
 	if err != nil || r.MarkerMade || r.SetAside != 0 || r.Blocks != 3 || len(r.Unrepaired) == 0 || !strings.Contains(r.Findings[1].Detail, "one of several page groups") {
 		t.Errorf("%+v, %v", r, err)
 	}

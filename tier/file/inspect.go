@@ -167,11 +167,13 @@ func list(ctx context.Context, fsys dirfs.FS, path string, yield func(Entry) err
 // left. Processes may use the directory during the call. Running reads end normally; later reads of
 // a removed block are misses, even if it was retained. Pinned blocks stay. GC skips files that it
 // cannot remove and files of another format version. Collected.Left names them.
-func GC(ctx context.Context, dir string, targetBytes int64) (Collected, error) {
-	return gc(ctx, dirfs.OS(), dir, targetBytes)
+// progress may be nil. It is called after each block with the bytes that were removed and those to
+// remove.
+func GC(ctx context.Context, dir string, targetBytes int64, progress func(done, total int64)) (Collected, error) {
+	return gc(ctx, dirfs.OS(), dir, targetBytes, progress)
 }
 
-func gc(ctx context.Context, fsys dirfs.FS, path string, targetBytes int64) (c Collected, err error) {
+func gc(ctx context.Context, fsys dirfs.FS, path string, targetBytes int64, progress func(done, total int64)) (c Collected, err error) {
 	if targetBytes < 0 {
 		return c, fmt.Errorf("collect directory %s down to %d bytes: %w", path, targetBytes, errdefs.ErrInvalid)
 	}
@@ -180,13 +182,13 @@ func gc(ctx context.Context, fsys dirfs.FS, path string, targetBytes int64) (c C
 		return c, fmt.Errorf("collect %w", err)
 	}
 	defer func() { err = errors.Join(err, d.Close()) }()
-	if err := d.collect(ctx, targetBytes, &c); err != nil {
+	if err := d.collect(ctx, targetBytes, &c, progress); err != nil {
 		return c, fmt.Errorf("collect directory %s: %w", d.root, blockdir.WriteError(err))
 	}
 	return c, nil
 }
 
-func (d *existing) collect(ctx context.Context, targetBytes int64, c *Collected) error {
+func (d *existing) collect(ctx context.Context, targetBytes int64, c *Collected, report func(done, total int64)) error {
 	var errs []error
 	left := 0
 	err := blockdir.WithLock(ctx, clockwork.NewRealClock(), d, func() (err error) {
@@ -236,6 +238,9 @@ func (d *existing) collect(ctx context.Context, targetBytes int64, c *Collected)
 				c.Removed++
 				c.After -= d.formats.ImageBytes(cold[i].key)
 				progress = true
+				if report != nil {
+					report(c.Before-c.After, c.Before-targetBytes)
+				}
 			}
 		}
 		if !progress {

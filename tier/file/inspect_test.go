@@ -92,7 +92,7 @@ func TestInspectionRefusesWhatIsNoDirectoryOfBlocks(t *testing.T) {
 	for _, d := range []string{dir, filepath.Join(dir, "absent")} {
 		_, err1 := file.Inspect(t.Context(), d)
 		_, err2 := file.Verify(t.Context(), d, nil)
-		_, err3 := file.GC(t.Context(), d, 0)
+		_, err3 := file.GC(t.Context(), d, 0, nil)
 		for _, err := range []error{err1, err2, err3, file.List(t.Context(), d, func(file.Entry) error { return nil })} {
 			if !errors.Is(err, errdefs.ErrNotFound) {
 				t.Errorf("%s: %v", d, err)
@@ -137,7 +137,7 @@ func TestGCOfADirectoryInUse(t *testing.T) {
 	put(t, tr, c.Formats[0], all...)
 	setTimes(t, c.Dirs, all)
 	n := c.Formats[0].Layout.ImageBytes()
-	got, err := file.GC(t.Context(), c.Dirs[0], 4*n+1)
+	got, err := file.GC(t.Context(), c.Dirs[0], 4*n+1, nil)
 	if err != nil || got != (file.Collected{Before: 10 * n, After: 4 * n, Removed: 6}) {
 		t.Errorf("%+v, %v", got, err)
 	}

@@ -53,10 +53,10 @@ func TestDefectNewerImageIsSetAside(t *testing.T) {
 			if r, err := file.Verify(t.Context(), c.Dirs[0], nil); err != nil || len(r.Findings) != 1 || r.Findings[0].Problem != file.Newer {
 				t.Errorf("verify: %+v, %v", r, err)
 			}
-			if r, err := file.Repair(t.Context(), c.Dirs[0]); err != nil || r.SetAside != 0 || len(r.Unrepaired) != 1 {
+			if r, err := file.Repair(t.Context(), c.Dirs[0], nil); err != nil || r.SetAside != 0 || len(r.Unrepaired) != 1 {
 				t.Errorf("repair: %+v, %v", r, err)
 			}
-			if r, err := file.GC(t.Context(), c.Dirs[0], 0); err != nil || r.Removed != 0 || !errors.Is(r.Left, block.ErrVersion) {
+			if r, err := file.GC(t.Context(), c.Dirs[0], 0, nil); err != nil || r.Removed != 0 || !errors.Is(r.Left, block.ErrVersion) {
 				t.Errorf("gc: %+v, %v", r, err)
 			}
 			if got, err := os.ReadFile(p); err != nil || string(got) != string(want) {
@@ -77,7 +77,7 @@ func TestRepairLeavesANewerImageWhereItIs(t *testing.T) {
 	if err := errors.Join(os.MkdirAll(filepath.Dir(elsewhere), 0o700), os.Rename(path(c.Dirs[0], key), elsewhere)); err != nil {
 		t.Fatal(err)
 	}
-	r, err := file.Repair(t.Context(), c.Dirs[0])
+	r, err := file.Repair(t.Context(), c.Dirs[0], nil)
 	if err != nil || r.SetAside != 0 || r.Moved != 0 || len(r.Unrepaired) != 1 {
 		t.Errorf("%+v, %v", r, err)
 	}

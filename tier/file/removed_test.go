@@ -192,7 +192,7 @@ func TestLostMarkerNamesTheRepair(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "kvlane store verify --repair") {
 		t.Errorf("%v", err)
 	}
-	if r, err := file.Repair(t.Context(), c.Dirs[0]); err != nil || !r.MarkerMade {
+	if r, err := file.Repair(t.Context(), c.Dirs[0], nil); err != nil || !r.MarkerMade {
 		t.Errorf("%+v, %v", r, err)
 	}
 	if err := get(t, open(t, c), c.Formats[0], tiertest.Key(1)); err != nil {

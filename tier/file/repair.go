@@ -20,16 +20,20 @@ import (
 // block is there. It removes files of ended processes. Files not made by kvlane, files of another
 // format version, and files that could not be examined stay and are in Unrepaired. Processes may
 // use the directory during the call.
-func Repair(ctx context.Context, dir string) (Repaired, error) {
-	return repair(ctx, dirfs.OS(), dir)
+//
+// progress may be nil. It is called after each block, as by Verify: before the repair, and again
+// after it, with the totals so far of both.
+func Repair(ctx context.Context, dir string, progress func(blocks, bytes int64)) (Repaired, error) {
+	return repair(ctx, dirfs.OS(), dir, progress)
 }
 
-func repair(ctx context.Context, fsys dirfs.FS, path string) (r Repaired, err error) {
+func repair(ctx context.Context, fsys dirfs.FS, path string, progress func(blocks, bytes int64)) (r Repaired, err error) {
 	v, err := openVerifier(ctx, fsys, path)
 	if err != nil {
 		return r, err
 	}
 	defer func() { err = errors.Join(err, v.Close()) }()
+	v.progress = progress
 	if err := v.run(ctx); err != nil {
 		return r, err
 	}
@@ -41,7 +45,7 @@ func repair(ctx context.Context, fsys dirfs.FS, path string) (r Repaired, err er
 		return r, fmt.Errorf("repair directory %s: %w", v.root, blockdir.WriteError(err))
 	}
 	// The second verification finds the remaining problems.
-	after, err := verify(ctx, fsys, path, nil)
+	after, err := verify(ctx, fsys, path, r.Report.Again(progress))
 	r.SetAfter(after)
 	return r, err
 }

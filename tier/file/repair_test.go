@@ -39,7 +39,7 @@ func TestRepairSetsAsideWhatIsWrong(t *testing.T) {
 	flip(t, filepath.Join(elsewhere, all[22].String()), c.Formats[0].Layout.ShardOff(0))
 	write(t, filepath.Join(dir, "tmp", "dead", "1"), "x")
 	write(t, filepath.Join(dir, "notes.txt"), "mine")
-	r, err := file.Repair(t.Context(), dir)
+	r, err := file.Repair(t.Context(), dir, nil)
 	if err != nil || r.SetAside != 22 || r.Moved != 1 || r.SweptFiles != 1 || r.MarkerMade {
 		t.Errorf("%+v, %v", r, err)
 	}
@@ -80,7 +80,7 @@ func TestRepairMakesALostMarkerAnew(t *testing.T) {
 			if _, err := file.Open(t.Context(), c); err == nil {
 				t.Fatal("Open without a marker succeeded")
 			}
-			r, err := file.Repair(t.Context(), c.Dirs[0])
+			r, err := file.Repair(t.Context(), c.Dirs[0], nil)
 			if err != nil || !r.MarkerMade || r.SetAside != 1 || len(r.Unrepaired) != 0 {
 				t.Errorf("%+v, %v", r, err)
 			}
@@ -115,11 +115,11 @@ func TestRepairDoesNotGuessTheIdentityOfBlocks(t *testing.T) {
 		os.Remove(filepath.Join(c.Dirs[0], "kvlane.json"))); err != nil {
 		t.Fatal(err)
 	}
-	r, err := file.Repair(t.Context(), c.Dirs[0])
+	r, err := file.Repair(t.Context(), c.Dirs[0], nil)
 	if err != nil || r.MarkerMade || r.SetAside != 0 || len(r.Unrepaired) == 0 {
 		t.Errorf("%+v, %v", r, err)
 	}
-	if _, err := file.Repair(t.Context(), t.TempDir()); !errors.Is(err, errdefs.ErrNotFound) {
+	if _, err := file.Repair(t.Context(), t.TempDir(), nil); !errors.Is(err, errdefs.ErrNotFound) {
 		t.Errorf("an empty directory: %v", err)
 	}
 }
@@ -140,7 +140,7 @@ func TestDefectFindingsOfOneKeyShareAPlace(t *testing.T) {
 	}
 	write(t, own, own)
 	write(t, elsewhere, elsewhere)
-	r, err := file.Repair(t.Context(), c.Dirs[0])
+	r, err := file.Repair(t.Context(), c.Dirs[0], nil)
 	if err != nil || r.SetAside != 2 || len(r.Findings) != 2 {
 		t.Fatalf("%+v, %v", r, err)
 	}

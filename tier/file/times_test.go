@@ -128,7 +128,7 @@ func TestTimesAheadOfTheClockAreCorrected(t *testing.T) {
 			}
 		},
 		"by the command": func(t *testing.T, _ *file.Tier, c file.Config, bytes int64) {
-			if r, err := file.GC(t.Context(), c.Dirs[0], bytes); err != nil || r.Left != nil {
+			if r, err := file.GC(t.Context(), c.Dirs[0], bytes, nil); err != nil || r.Left != nil {
 				t.Error(err, r.Left)
 			}
 		},

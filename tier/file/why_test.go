@@ -49,7 +49,7 @@ func runWhy(t *testing.T, seed uint64) {
 			return a.Blocks, err
 		},
 		Collect: func(ctx context.Context, bytes int64) error {
-			_, err := file.GC(ctx, dir, bytes)
+			_, err := file.GC(ctx, dir, bytes, nil)
 			return err
 		},
 		Remove: func(ctx context.Context, keys []block.Key) error {

@@ -44,7 +44,7 @@ func TestLockFileThatIsNoFile(t *testing.T) {
 			}) {
 				t.Errorf("verify: %+v, %v", v.Findings, err)
 			}
-			if r, err := log.Repair(t.Context(), c.Dir); err != nil || len(r.Unrepaired) != 0 {
+			if r, err := log.Repair(t.Context(), c.Dir, nil); err != nil || len(r.Unrepaired) != 0 {
 				t.Errorf("repair: %+v, %v", r.Unrepaired, err)
 			}
 			if err := get(t, open(t, c), c.Formats[0], all[0]); err != nil {

@@ -25,7 +25,7 @@ func TestClearRemovesWhatIsAskedFor(t *testing.T) {
 	}
 	closeTier(t, tr)
 	damage(t, c.Dir, f, tiertest.Key(1))
-	r, err := log.Repair(t.Context(), c.Dir)
+	r, err := log.Repair(t.Context(), c.Dir, nil)
 	if err != nil || r.SetAside != 1 || r.Blocks != 2 || len(r.Findings) == 0 {
 		t.Fatalf("%+v, %v", r, err)
 	}
@@ -123,7 +123,7 @@ func TestDefectMarkerOfADeadProcessIsForeign(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(c.Dir, "kvlane.json.tmp.0123456789abcdef"), []byte("{"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	r, err := log.Repair(t.Context(), c.Dir)
+	r, err := log.Repair(t.Context(), c.Dir, nil)
 	if err != nil || len(r.Findings) != 1 || r.Findings[0].Problem != blockdir.Leftover || r.SweptFiles != 1 || len(r.Unrepaired) != 0 {
 		t.Errorf("%+v, %v", r, err)
 	}

@@ -78,6 +78,11 @@ func (t *Tier) wasted(g *segment) bool {
 // are left. It moves retained and pinned blocks and evicts all others. It returns the number of
 // evicted blocks.
 func (t *Tier) GC(ctx context.Context, targetBytes int64) (removed int, err error) {
+	return t.gc(ctx, targetBytes, func(int64) {})
+}
+
+// gc is GC. It calls report before each segment with the bytes in use.
+func (t *Tier) gc(ctx context.Context, targetBytes int64, report func(used int64)) (removed int, err error) {
 	if targetBytes < 0 {
 		return 0, fmt.Errorf("collect down to %d bytes: %w", targetBytes, errdefs.ErrInvalid)
 	}
@@ -89,7 +94,12 @@ func (t *Tier) GC(ctx context.Context, targetBytes int64) (removed int, err erro
 	}
 	defer t.ops.EndOp()
 	err = t.sealAll()
-	removed, cerr := t.collect(ctx, func() int64 { return t.space.usedBytes() - targetBytes }, sweep{cause: tier.CauseGC})
+	excess := func() int64 {
+		used := t.space.usedBytes()
+		report(used)
+		return used - targetBytes
+	}
+	removed, cerr := t.collect(ctx, excess, sweep{cause: tier.CauseGC})
 	if err = errors.Join(err, cerr); err != nil {
 		return removed, t.fail(fmt.Errorf("collect down to %d bytes: %w", targetBytes, err))
 	}

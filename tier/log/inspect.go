@@ -232,11 +232,14 @@ func list(ctx context.Context, fsys dirfs.FS, path string, yield func(Entry) err
 // GC empties segments, those with the least recently used blocks first, until at most targetBytes
 // are left. It returns ErrBusy if a process has the directory open. The bytes in Collected are
 // those of segments.
-func GC(ctx context.Context, dir string, targetBytes int64) (Collected, error) {
-	return gc(ctx, dirfs.OS(), dir, targetBytes)
+//
+// progress may be nil. It is called after each segment with the bytes that were removed, and with
+// those to remove.
+func GC(ctx context.Context, dir string, targetBytes int64, progress func(done, total int64)) (Collected, error) {
+	return gc(ctx, dirfs.OS(), dir, targetBytes, progress)
 }
 
-func gc(ctx context.Context, fsys dirfs.FS, path string, targetBytes int64) (c Collected, err error) {
+func gc(ctx context.Context, fsys dirfs.FS, path string, targetBytes int64, progress func(done, total int64)) (c Collected, err error) {
 	m, err := markerOf(fsys, filepath.Clean(path))
 	if blockdir.Gone(err) {
 		err = fmt.Errorf("not a directory of blocks: %w: %w", errdefs.ErrNotFound, err)
@@ -253,7 +256,11 @@ func gc(ctx context.Context, fsys dirfs.FS, path string, targetBytes int64) (c C
 	if targetBytes < 0 {
 		return c, fmt.Errorf("collect directory %s down to %d bytes: %w", path, targetBytes, errdefs.ErrInvalid)
 	}
-	removed, left := t.GC(ctx, targetBytes)
+	removed, left := t.gc(ctx, targetBytes, func(used int64) {
+		if progress != nil && c.Before > targetBytes {
+			progress(c.Before-used, c.Before-targetBytes)
+		}
+	})
 	c.Removed, c.After, c.Left = int64(removed), t.space.usedBytes(), left
 	return c, context.Cause(ctx)
 }

@@ -289,12 +289,15 @@ func (v *verifier) blocks(ctx context.Context, t *Tier) error {
 // the headers of the groups. It moves damaged blocks to quarantine, writes a damaged checkpoint
 // again, and removes files of ended processes. Files that were not made by kvlane or could not be
 // examined stay and are in Unrepaired. It returns ErrBusy if a process has the directory open.
-func Repair(ctx context.Context, dir string) (Repaired, error) {
-	return repair(ctx, dirfs.OS(), dir)
+//
+// progress may be nil. It is called after each block, as by Verify: before the repair, and again
+// after it, with the totals so far of both.
+func Repair(ctx context.Context, dir string, progress func(blocks, bytes int64)) (Repaired, error) {
+	return repair(ctx, dirfs.OS(), dir, progress)
 }
 
-func repair(ctx context.Context, fsys dirfs.FS, path string) (r Repaired, err error) {
-	v := verifier{fsys: fsys, root: filepath.Clean(path), report: Report{Sums: make(map[block.SumAlgo]int64)}}
+func repair(ctx context.Context, fsys dirfs.FS, path string, progress func(blocks, bytes int64)) (r Repaired, err error) {
+	v := verifier{fsys: fsys, root: filepath.Clean(path), progress: progress, report: Report{Sums: make(map[block.SumAlgo]int64)}}
 	if err := v.run(ctx); err != nil {
 		return r, fmt.Errorf("repair directory %s: %w", v.root, err)
 	}
@@ -304,7 +307,7 @@ func repair(ctx context.Context, fsys dirfs.FS, path string) (r Repaired, err er
 			return r, fmt.Errorf("repair directory %s: %w", v.root, blockdir.WriteError(err))
 		}
 	}
-	after, err := verify(ctx, fsys, path, nil)
+	after, err := verify(ctx, fsys, path, r.Report.Again(progress))
 	r.SetAfter(after)
 	return r, err
 }

@@ -290,8 +290,9 @@ const maxUploadAge = 24 * time.Hour
 // GC removes the blocks of runs of a folder, whose URL is c.URL: first of runs that are older than
 // the age, and then of the oldest runs until the blocks have at most the bytes. Whole runs are
 // removed, because a run without its beginning is useless. Blocks that are removed while a store
-// leases them are misses.
-func GC(ctx context.Context, c Config, limits Limits) (collected Collected, err error) {
+// leases them are misses. progress may be nil. It is called after each run with the bytes that were
+// removed, and with those to remove, or 0 without a bound of bytes.
+func GC(ctx context.Context, c Config, limits Limits, progress func(done, total int64)) (collected Collected, err error) {
 	f, err := openFolder(ctx, c)
 	if err != nil {
 		return collected, fmt.Errorf("collect %s: %w", c.URL, err)
@@ -342,6 +343,13 @@ func GC(ctx context.Context, c Config, limits Limits) (collected Collected, err 
 		}
 		collected.Removed += int64(len(r.names))
 		collected.After -= r.bytes
+		if progress != nil {
+			total := int64(0)
+			if limits.Bytes >= 0 {
+				total = collected.Before - limits.Bytes
+			}
+			progress(collected.Before-collected.After, total)
+		}
 	}
 	left = append(left, f.uploads(ctx, func(u *types.MultipartUpload) error {
 		if time.Since(aws.ToTime(u.Initiated)) < maxUploadAge {

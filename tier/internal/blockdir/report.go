@@ -105,6 +105,15 @@ func (r *Report) Add(root string, key block.Key, name string, p Problem, detail 
 	r.Findings = append(r.Findings, Finding{Path: path, Problem: p, Detail: detail, Key: key})
 }
 
+// Again returns progress for a second verification, which adds the totals of the first, or nil.
+func (r *Report) Again(progress func(blocks, bytes int64)) func(blocks, bytes int64) {
+	if progress == nil {
+		return nil
+	}
+	first := Totals{Blocks: r.Blocks, Bytes: r.Bytes}
+	return func(blocks, bytes int64) { progress(first.Blocks+blocks, first.Bytes+bytes) }
+}
+
 // Clean reports whether there are no findings.
 func (r *Report) Clean() bool { return len(r.Findings) == 0 }
 

@@ -190,7 +190,17 @@ func (r *clusterReport) print(w io.Writer) error {
 	if r.Epoch > 0 {
 		head += fmt.Sprintf(", epoch %d", r.Epoch)
 	}
-	p.Heading("%s", head)
+	silent := 0
+	for i := range r.Members {
+		if r.Members[i].Error != "" {
+			silent++
+		}
+	}
+	if silent > 0 {
+		p.Verdict(present.Warn, "%s; %d do not answer", head, silent)
+	} else {
+		p.Verdict(present.Good, "%s, all answer", head)
+	}
 	t := present.Table{Head: []string{"MEMBER", "STATE", "ZONE", "WEIGHT", "SHARE", "BLOCKS", "BYTES", "FULL", "HITS"}, Right: "lllrrrrrr"}
 	for i := range r.Members {
 		m := &r.Members[i]

@@ -189,7 +189,8 @@ func (c *shownConfig) print(cmd *cobra.Command) error {
 }
 
 func newConfigCheckCommand() *cobra.Command {
-	return &cobra.Command{
+	var asJSON bool
+	cmd := &cobra.Command{
 		Use:   "check [FILE]",
 		Short: "Check a configuration file, or the one that commands use; exit code 2 if it has errors",
 		Long: `check reads a configuration file and reports every error in it, with file, line and key. Without FILE it checks the file
@@ -211,8 +212,16 @@ that commands use. A command that runs may check more than the names and kinds o
 			if err != nil {
 				return &usageError{err}
 			}
+			if asJSON {
+				return writeJSON(cmd, struct {
+					File     string `json:"file"`
+					Settings int    `json:"settings"`
+				}{name, len(all)})
+			}
 			_, err = fmt.Fprintf(cmd.OutOrStdout(), "%s: %s, no errors\n", name, counted(len(all), "setting", "settings"))
 			return err
 		},
 	}
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print one JSON object; errors are text")
+	return cmd
 }

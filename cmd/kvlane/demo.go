@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -17,6 +19,7 @@ const demoCacheBytes = 16 << 20
 
 func newDemoCommand() *cobra.Command {
 	var device, dir string
+	var asJSON bool
 	var rdma rdmaFlags
 	cmd := &cobra.Command{
 		Use:   "demo",
@@ -32,16 +35,17 @@ step fails.`,
 				return fmt.Errorf("demo: %w", err)
 			}
 			defer func() { err = errors.Join(err, os.RemoveAll(temp)) }()
-			return runDemo(cmd, device, &rdma, temp)
+			return runDemo(cmd, device, &rdma, temp, asJSON)
 		},
 	}
 	registerAutoDevice(cmd.Flags(), &device)
 	cmd.Flags().StringVar(&dir, "dir", "", "folder of the temporary directory (default: the system's)")
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print one JSON object")
 	rdma.register(cmd.Flags())
 	return cmd
 }
 
-func runDemo(cmd *cobra.Command, device string, rdma *rdmaFlags, temp string) error {
+func runDemo(cmd *cobra.Command, device string, rdma *rdmaFlags, temp string, asJSON bool) error {
 	nics, err := rdma.config()
 	if err != nil {
 		return err
@@ -57,13 +61,17 @@ func runDemo(cmd *cobra.Command, device string, rdma *rdmaFlags, temp string) er
 		return &usageError{err}
 	}
 	notReady(cmd.Context())
-	if err := printSimulated(cmd.OutOrStdout(), noGPU); err != nil {
+	out := cmd.OutOrStdout()
+	if asJSON {
+		out = io.Discard
+	}
+	if err := printSimulated(out, noGPU); err != nil {
 		return err
 	}
 	d := demo{
 		geometry: smallGeometry,
 		dir:      temp,
-		out:      cmd.OutOrStdout(),
+		out:      out,
 		errs:     cmd.ErrOrStderr(),
 		open: func(ctx context.Context, dir string) (*kvlane.Engine, error) {
 			c.Store.Dirs = []string{dir}
@@ -79,5 +87,10 @@ func runDemo(cmd *cobra.Command, device string, rdma *rdmaFlags, temp string) er
 		},
 		verify: verifyDir,
 	}
-	return d.run(cmd.Context())
+	start := time.Now()
+	err = d.run(cmd.Context())
+	if asJSON && (err == nil || errors.Is(err, errClaim)) {
+		err = errors.Join(writeJSON(cmd, demoReport{err == nil, d.claims, time.Since(start).Seconds()}), err)
+	}
+	return err
 }

@@ -31,6 +31,19 @@ const demoRequests = 400
 // errClaim means that a claim of the demo is false.
 var errClaim = errors.New("a claim of the demo does not hold")
 
+// demoReport is the output of the demo as JSON.
+type demoReport struct {
+	Holds   bool        `json:"holds"`
+	Claims  []demoClaim `json:"claims"`
+	Seconds float64     `json:"seconds"`
+}
+
+// demoClaim is a checked statement.
+type demoClaim struct {
+	Claim string `json:"claim"`
+	Holds bool   `json:"holds"`
+}
+
 // demo replays a trace, restarts the store and damages a file. It prints claims and whether they
 // hold.
 type demo struct {
@@ -48,8 +61,9 @@ type demo struct {
 	blocks, trace string
 	first         *replay.Report // report of the first replay
 	introduced    bool           // the device was printed
-	failed        int            // number of claims that do not hold
-	err           error          // first error of writing to out
+	claims        []demoClaim
+	failed        int   // number of claims that do not hold
+	err           error // first error of writing to out
 }
 
 // run runs the demo. The error wraps errClaim if a claim does not hold.
@@ -211,6 +225,7 @@ func (d *demo) claim(holds bool, format string, args ...any) {
 		mark = present.Bad
 		d.failed++
 	}
+	d.claims = append(d.claims, demoClaim{fmt.Sprintf(format, args...), holds})
 	d.print(func(p *present.Page) { p.Check(mark, format, args...) })
 }
 

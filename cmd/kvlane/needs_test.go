@@ -19,13 +19,14 @@ import (
 var alwaysEffective = map[string]string{
 	"replay": `preset layers kv-heads head-size dtype block-tokens tp tp-rank mla list-presets device device-index path verify cache-bytes
 		pipeline file-dir log-dir remote object pages concurrency layerwise limit seed speed threshold json progress`,
-	"demo":    "device dir",
+	"demo":    "device dir json",
 	"doctor":  "json dir require",
 	"topo":    "json svg",
 	"version": "json",
 
-	"config show": "json",
-	"calibrate":   "device device-index force budget wait memory profile-dir file-dir full json",
+	"config check": "json",
+	"config show":  "json",
+	"calibrate":    "device device-index force budget wait memory profile-dir file-dir full json",
 	"bench copy": `device device-index peer-index full sizes counts paths directions host batch bytes pool large reps seed lists sums
 		high-priority json out from compare`,
 	"bench store": `device device-index geometry blocks requests work forms hits file-dir pipeline bytes cache-bytes large quick budget seed path verify

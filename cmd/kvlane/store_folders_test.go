@@ -25,7 +25,7 @@ func TestStoreCommandsOfSeveralFolders(t *testing.T) {
 			t.Fatalf("exit code %d: %s", code, stderr)
 		}
 		at := time.Now().Add(time.Duration(i-10) * time.Hour) // kv-a was used before kv-b
-		if err := os.Chtimes(path, at, at); err != nil {
+		if err := os.Chtimes(filepath.Join(path, "kvlane.json"), at, at); err != nil {
 			t.Fatal(err)
 		}
 	}

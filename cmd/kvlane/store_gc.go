@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -155,7 +156,28 @@ func (d *dirCollected) collect(ctx context.Context, b bucketAccess, to targets, 
 	return left
 }
 
+// verdict returns the first row.
+func (d *dirCollected) verdict() [2]string {
+	var done []string
+	left := 0
+	if f := d.clearedFiles; f != nil {
+		done, left = append(done, counted(len(f.Files), "file", "files")), len(f.FilesLeft)
+	}
+	if b := d.collectedBlocks; b != nil {
+		done = append(done, counted(int(b.Removed), "block", "blocks"))
+		if b.Left != "" {
+			left++
+		}
+	}
+	what := strings.Join(done, " and ") + " removed"
+	if left > 0 {
+		return [2]string{"incomplete", what + ", not all that was requested"}
+	}
+	return [2]string{"collected", what}
+}
+
 func (d *dirCollected) rows() (rows [][2]string) {
+	rows = append(rows, d.verdict())
 	if f := d.clearedFiles; f != nil {
 		rows = append(rows, [2]string{"files removed", fmt.Sprintf("%d, %s", len(f.Files), present.Bytes(f.FileBytes))})
 		for _, path := range f.Files {

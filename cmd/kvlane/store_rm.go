@@ -125,5 +125,9 @@ func removeBlocks(ctx context.Context, b bucketAccess, dir string, sel file.Sele
 		d.Left = r.Left.Error()
 		err = errors.Join(err, fmt.Errorf("remove blocks of %s: not all could be removed: %w", dir, r.Left))
 	}
-	return folderResult{d, [][2]string{{"blocks removed", fmt.Sprint(d.Removed)}, {"bytes removed", present.Bytes(d.Bytes)}}}, err
+	verdict := [2]string{"removed", counted(d.Removed, "block", "blocks")}
+	if d.Left != "" {
+		verdict = [2]string{"incomplete", "not all selected blocks were removed"}
+	}
+	return folderResult{d, [][2]string{verdict, {"blocks removed", fmt.Sprint(d.Removed)}, {"bytes removed", present.Bytes(d.Bytes)}}}, err
 }

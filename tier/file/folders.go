@@ -41,8 +41,8 @@ func Folders(path string) (_ []string, err error) {
 }
 
 // LastUse returns the time of the last use of a directory of blocks, from its usage record or,
-// without one, the time of its last change. open is set if a process of this host has the directory
-// open for writing or is opening it.
+// without one, the time at which it was made: collections change it too. open is set if a process
+// of this host has the directory open for writing or is opening it.
 func LastUse(path string) (used time.Time, open bool, err error) {
 	d, err := openExisting(dirfs.OS(), path)
 	if err != nil {
@@ -51,7 +51,7 @@ func LastUse(path string) (used time.Time, open bool, err error) {
 	defer func() { err = errors.Join(err, d.Close()) }()
 	if r, rerr := blockdir.ReadRecord(d); rerr == nil {
 		used = r.Used
-	} else if info, serr := d.Stat("."); serr == nil {
+	} else if info, serr := d.Stat(blockdir.MarkerName); serr == nil {
 		used = info.Modified
 	}
 	locked, err := blockdir.TryLock(d, func() (err error) {

@@ -81,7 +81,7 @@ func TestPinsOfAnotherProcess(t *testing.T) {
 	if n, err := second.GC(t.Context(), 0); n == 0 || err != nil {
 		t.Errorf("collect: %d, %v", n, err)
 	}
-	if r, err := file.GC(t.Context(), c.Dirs[0], 0); err != nil || r.Left != nil || r.After != 2*f.Layout.ImageBytes() {
+	if r, err := file.GC(t.Context(), c.Dirs[0], 0, nil); err != nil || r.Left != nil || r.After != 2*f.Layout.ImageBytes() {
 		t.Errorf("collect the directory: %+v, %v", r, err)
 	}
 	for _, key := range pinned {
@@ -180,7 +180,7 @@ func TestDamagedPins(t *testing.T) {
 	if err != nil || len(r.Findings) != 1 || r.Findings[0].Path != name || r.Findings[0].Problem != file.Damaged {
 		t.Errorf("%+v, %v", r.Findings, err)
 	}
-	if r, err := file.Repair(t.Context(), dir); err != nil || len(r.Unrepaired) > 0 {
+	if r, err := file.Repair(t.Context(), dir, nil); err != nil || len(r.Unrepaired) > 0 {
 		t.Errorf("%+v, %v", r.Unrepaired, err)
 	}
 	if in, err := file.Inspect(t.Context(), dir); err != nil || in.Pinned.Blocks != 2 || in.Pinned.Bytes != 2*f.Layout.ImageBytes() {
@@ -188,7 +188,7 @@ func TestDamagedPins(t *testing.T) {
 	}
 	// Repair removes the pin of a damaged block.
 	flip(t, find(t, c.Dirs, pinnedOf(t, dir)[0]), f.Layout.ShardOff(1))
-	if r, err := file.Repair(t.Context(), dir); err != nil || r.SetAside != 1 {
+	if r, err := file.Repair(t.Context(), dir, nil); err != nil || r.SetAside != 1 {
 		t.Errorf("%+v, %v", r, err)
 	}
 	if left := pinnedOf(t, dir); len(left) != 1 {

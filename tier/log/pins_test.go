@@ -84,7 +84,7 @@ func TestPinOfADirectory(t *testing.T) {
 	if r, err := log.Remove(t.Context(), c.Dir, log.Selection{Keys: keys(3, 5)}); err != nil || len(r.Keys) != 1 || !errors.Is(r.Left, file.ErrPinned) {
 		t.Errorf("remove: %+v, %v", r, err)
 	}
-	if r, err := log.GC(t.Context(), c.Dir, 0); err != nil || r.Left != nil || r.Removed != 1 {
+	if r, err := log.GC(t.Context(), c.Dir, 0, nil); err != nil || r.Left != nil || r.Removed != 1 {
 		t.Errorf("collect: %+v, %v", r, err)
 	}
 	if in, err := log.Inspect(t.Context(), c.Dir); err != nil || in.Blocks != 4 || in.Pinned != in.Totals {
@@ -93,7 +93,7 @@ func TestPinOfADirectory(t *testing.T) {
 	if p, err = log.Unpin(t.Context(), c.Dir, log.Selection{}); err != nil || len(p.Keys) != 4 || p.Total.Blocks != 0 {
 		t.Errorf("unpin: %+v, %v", p, err)
 	}
-	if r, err := log.GC(t.Context(), c.Dir, 0); err != nil || r.Removed != 4 {
+	if r, err := log.GC(t.Context(), c.Dir, 0, nil); err != nil || r.Removed != 4 {
 		t.Errorf("collect unpinned blocks: %+v, %v", r, err)
 	}
 }
@@ -195,7 +195,7 @@ func TestPinWithEveryOperationFailing(t *testing.T) {
 				if uerr == nil && len(left) > 0 && left[len(left)-1] == tiertest.Key(1) {
 					t.Errorf("unpin succeeded, and %v are pinned", left)
 				}
-				if r, err := log.GC(t.Context(), c.Dir, 0); err != nil || int(r.Removed) != 2-len(left) {
+				if r, err := log.GC(t.Context(), c.Dir, 0, nil); err != nil || int(r.Removed) != 2-len(left) {
 					t.Errorf("%+v, %v, with %d pinned", r, err, len(left))
 				}
 				return errors.Join(perr, uerr)

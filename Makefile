@@ -91,7 +91,7 @@ $(VERSITYGW): tools/versitygw/go.mod tools/versitygw/go.sum
 # etcd 3.4 of Debian and 3.6 of module tools/etcd, 60 MB below bin/.etcd.
 cluster: ## run the tests of members in etcd on two versions of it; needs apt and dpkg
 	tools/etcd/build $(ETCD)
-	$(ETCDS) $(GO) test -count 1 -timeout 5m ./metadata/etcd
+	$(ETCDS) $(GO) test -count 1 -timeout 5m ./internal/etcdtest ./metadata/etcd
 	$(ETCDS) $(GO) test -count 1 -timeout 5m -run 'TestCluster|TestReplayWhileTheClusterChanges' ./cmd/kvlane
 
 # helm, hadolint and Debian's base system, 500 MB below bin/.deploy. UPDATE=1 writes deploy/kubernetes again from the chart.

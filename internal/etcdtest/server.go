@@ -25,8 +25,9 @@ type Server struct {
 
 	binary string
 	args   []string
-	cmd    *exec.Cmd
-	output bytes.Buffer
+	cmd    *exec.Cmd     // nil: not running
+	ended  chan struct{} // closed when cmd has ended
+	output bytes.Buffer  // of cmd, after its end
 }
 
 // Start starts the server with a version's name, and stops it at the end of the test. It skips the
@@ -60,25 +61,53 @@ func start(tb testing.TB, version, scheme string, more ...string) *Server {
 	return s
 }
 
-// Start starts the server again after Kill, and waits until it accepts connections.
+// Start starts the server again after Kill, and waits until it accepts connections. Another process
+// may have its address meanwhile, so it tries again.
 func (s *Server) Start(tb testing.TB) {
 	tb.Helper()
-	cmd := exec.CommandContext(context.Background(), s.binary, s.args...)
+	for end := time.Now().Add(testkit.Patience() / 10); !s.run(tb); time.Sleep(100 * time.Millisecond) {
+		if time.Now().After(end) {
+			tb.Fatalf("etcd does not listen at %s:\n%s", s.Addr, s.output.Bytes())
+		}
+	}
+}
+
+// settle is the time in which an etcd that cannot listen ends.
+const settle = 100 * time.Millisecond
+
+// run starts the process, and reports whether it listens.
+func (s *Server) run(tb testing.TB) bool {
+	tb.Helper()
+	s.output.Reset()
+	cmd, ended := exec.CommandContext(context.Background(), s.binary, s.args...), make(chan struct{})
 	cmd.Stdout, cmd.Stderr = &s.output, &s.output
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	if err := cmd.Start(); err != nil {
 		tb.Fatal(err)
 	}
-	s.cmd = cmd
-	for end := time.Now().Add(testkit.Patience()); ; time.Sleep(10 * time.Millisecond) {
-		conn, err := (&net.Dialer{Timeout: time.Second}).DialContext(context.Background(), "tcp", s.Addr)
-		if err == nil {
-			_ = conn.Close()
-			return
+	s.cmd, s.ended = cmd, ended
+	go func() {
+		defer close(ended)
+		_ = cmd.Wait() // it is killed, or run reports it
+	}()
+	for wait := time.Duration(0); ; wait = 10 * time.Millisecond {
+		select {
+		case <-ended:
+			s.cmd = nil
+			return false
+		case <-time.After(wait):
 		}
-		if time.Now().After(end) {
-			s.Kill()
-			tb.Fatalf("etcd does not listen: %v\n%s", err, s.output.Bytes())
+		conn, err := (&net.Dialer{Timeout: time.Second}).DialContext(context.Background(), "tcp", s.Addr)
+		if err != nil {
+			continue
+		}
+		_ = conn.Close()
+		select {
+		case <-ended: // the listener is another process
+			s.cmd = nil
+			return false
+		case <-time.After(settle):
+			return true
 		}
 	}
 }
@@ -87,7 +116,7 @@ func (s *Server) Start(tb testing.TB) {
 func (s *Server) Kill() {
 	if s.cmd != nil {
 		_ = s.cmd.Process.Kill()
-		_ = s.cmd.Wait() // it was killed
+		<-s.ended
 		s.cmd = nil
 	}
 }

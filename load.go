@@ -71,12 +71,13 @@ func (e *Engine) LeasePrefix(ctx context.Context, keys []Key, ttl time.Duration)
 }
 
 // Worth returns the number of the lease's first blocks that are faster to load than to compute, by
-// measured times. ReportComputed and ReportDelay supply the times of the host program. See
-// store.Store.Worth.
-func (e *Engine) Worth(l *Lease, tokens int64) int { return e.store.Worth(l, tokens) }
+// measured times. tokens is the number of tokens of all its blocks, and rest the number that the
+// host program computes in any case. ReportComputed and ReportDelay supply the times of the host
+// program. See store.Store.Worth.
+func (e *Engine) Worth(l *Lease, tokens, rest int64) int { return e.store.Worth(l, tokens, rest) }
 
 // ReportComputed reports the time that the host program took to compute the KV of a number of
-// prompt tokens. Reports of 256 tokens or more give the time per token. Smaller ones give the fixed
+// prompt tokens. Reports of 256 tokens or more give the time per token. Smaller ones give the least
 // time of a step.
 func (e *Engine) ReportComputed(tokens int64, took time.Duration) { e.store.Computed(tokens, took) }
 

@@ -16,18 +16,19 @@ const refusedMost = 1 << 14
 // Worth returns the number of a lease's blocks, from the first, whose loading saves the most time
 // compared with computing them. It uses the recent times of loads, prefetches, computing
 // (Store.Computed) and the program (Store.Delayed). tokens is the number of tokens that all blocks
-// of the lease save. While these times are unknown, and under Config.AdmitAlways, Worth returns all
+// of the lease save, and rest the number that the program computes in any case at the same time:
+// the other tokens of the request, and those of other requests. While these times are unknown, and under Config.AdmitAlways, Worth returns all
 // blocks. Worth does not block.
 //
 // If Worth refuses blocks, it occasionally measures whether loading them has become faster: it
 // prefetches a few of those in the tiers below, or returns all blocks.
-func (s *Store) Worth(l *Lease, tokens int64) int {
+func (s *Store) Worth(l *Lease, tokens, rest int64) int {
 	if s.cfg.AdmitAlways {
 		return l.Len()
 	}
 	keys := l.Keys()
 	p := admission.Prefix{
-		Blocks: len(keys), Tokens: tokens,
+		Blocks: len(keys), Tokens: tokens, Rest: rest,
 		Source: func(i int) admission.Source {
 			at := int8(l.TierIndex(i))
 			if s.pipeline.Transient {

@@ -18,7 +18,7 @@ func (r *rig) worth(ns ...int) int {
 	if l.Len() != len(ns) {
 		r.tb.Fatalf("leased %d blocks of %d", l.Len(), len(ns))
 	}
-	return r.st.Worth(l, int64(len(ns))*1000)
+	return r.st.Worth(l, int64(len(ns))*1000, 0)
 }
 
 // drop removes blocks from the cache. The files keep them.

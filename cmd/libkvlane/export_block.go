@@ -75,13 +75,13 @@ func kvlGoLease(engine C.kvl_engine, keys *C.uint8_t, n C.size_t, ttl, timeout C
 }
 
 //export kvlGoWorth
-func kvlGoWorth(lease C.kvl_lease, tokens C.int64_t, worth *C.size_t, why **C.char) C.int32_t {
+func kvlGoWorth(lease C.kvl_lease, tokens, rest C.int64_t, worth *C.size_t, why **C.char) C.int32_t {
 	return call(why, func() error {
 		var a args
 		if need(&a, "worth", worth); a.err() != nil {
 			return a.err()
 		}
-		n, err := library.Worth(capi.Handle(lease), int64(tokens))
+		n, err := library.Worth(capi.Handle(lease), int64(tokens), int64(rest))
 		*worth = C.size_t(n)
 		return err
 	})

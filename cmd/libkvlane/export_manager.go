@@ -57,7 +57,7 @@ func kvlGoManagerLookup(manager C.kvl_manager, blocks *C.kvl_blocks, states *C.u
 }
 
 //export kvlGoManagerWorth
-func kvlGoManagerWorth(manager C.kvl_manager, blocks *C.kvl_blocks, states *C.uint8_t, tokens C.int64_t, worth *C.size_t, why **C.char) C.int32_t {
+func kvlGoManagerWorth(manager C.kvl_manager, blocks *C.kvl_blocks, states *C.uint8_t, tokens, rest C.int64_t, worth *C.size_t, why **C.char) C.int32_t {
 	return call(why, func() error {
 		var a args
 		need(&a, "worth", worth)
@@ -69,7 +69,7 @@ func kvlGoManagerWorth(manager C.kvl_manager, blocks *C.kvl_blocks, states *C.ui
 		if a.err() != nil {
 			return a.err()
 		}
-		found, err := library.ManagerWorth(capi.Handle(manager), n, known, int64(tokens))
+		found, err := library.ManagerWorth(capi.Handle(manager), n, known, int64(tokens), int64(rest))
 		*worth = C.size_t(found)
 		return err
 	})

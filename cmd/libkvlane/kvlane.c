@@ -147,7 +147,7 @@ kvl_status kvl_lease_blocks(kvl_engine engine, const uint8_t *keys, size_t n, in
   CALL(kvlGoLease, engine, (uint8_t *)keys, n, ttl_ms, timeout_ms, lease, found);
 }
 
-kvl_status kvl_worth(kvl_lease lease, int64_t tokens, size_t *worth) { CALL(kvlGoWorth, lease, tokens, worth); }
+kvl_status kvl_worth(kvl_lease lease, int64_t tokens, int64_t rest, size_t *worth) { CALL(kvlGoWorth, lease, tokens, rest, worth); }
 
 kvl_status kvl_report_computed(kvl_engine engine, int64_t tokens, double seconds) { CALL(kvlGoReportComputed, engine, tokens, seconds); }
 
@@ -267,8 +267,9 @@ kvl_status kvl_manager_lookup(kvl_manager manager, const kvl_blocks *blocks, uin
   CALL(kvlGoManagerLookup, manager, (kvl_blocks *)blocks, states);
 }
 
-kvl_status kvl_manager_worth(kvl_manager manager, const kvl_blocks *blocks, const uint8_t *states, int64_t tokens, size_t *worth) {
-  CALL(kvlGoManagerWorth, manager, (kvl_blocks *)blocks, (uint8_t *)states, tokens, worth);
+kvl_status kvl_manager_worth(kvl_manager manager, const kvl_blocks *blocks, const uint8_t *states, int64_t tokens, int64_t rest,
+                             size_t *worth) {
+  CALL(kvlGoManagerWorth, manager, (kvl_blocks *)blocks, (uint8_t *)states, tokens, rest, worth);
 }
 
 kvl_status kvl_manager_computed(kvl_manager manager, int64_t tokens, double seconds) {

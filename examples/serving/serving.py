@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import multiprocessing
 import os
 import platform
 import random
@@ -40,7 +41,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "mla": {
         "architectures": ["DeepseekV2ForCausalLM"], "model_type": "deepseek_v2", "hidden_size": 2048, "intermediate_size": 8192,
         "num_hidden_layers": 16, "num_attention_heads": 16, "num_key_value_heads": 16, "q_lora_rank": None, "kv_lora_rank": 512,
-        "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "n_routed_experts": None, "n_shared_experts": None,
+        "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
         "first_k_dense_replace": 16, "torch_dtype": "bfloat16",
     },
     "tiny": {
@@ -58,11 +59,11 @@ class Side:
     env: dict[str, str] = field(default_factory=dict)
 
 
-def connector(name: str, extra: dict[str, Any], module: str = "kvlane.vllm") -> tuple[str, ...]:
+def connector(name: str, extra: dict[str, Any], module: str = "kvlane.vllm", policy: str = "recompute") -> tuple[str, ...]:
     """Return the arguments of a server with a connector of this module."""
     return ("--kv-transfer-config", json.dumps({
         "kv_connector": name, "kv_connector_module_path": module, "kv_role": "kv_both",
-        "kv_load_failure_policy": "recompute", "kv_connector_extra_config": extra,
+        "kv_load_failure_policy": policy, "kv_connector_extra_config": extra,
     }))  # fmt: skip
 
 
@@ -83,6 +84,7 @@ def sides(gib: float, store: dict[str, Any], more: dict[str, Any], trace: Path |
     """
     extra = {"store": {"cache_bytes": int(gib * GIB), **store}, **more}
     by_nic = extra | {"store": extra["store"] | {"gdr": "require"}}
+    in_step = extra | {"sync_load_budget_bytes": GIB}
     runner = {"VLLM_USE_V2_MODEL_RUNNER": "0"}
     out = {
         "none": Side(),
@@ -90,6 +92,7 @@ def sides(gib: float, store: dict[str, Any], more: dict[str, Any], trace: Path |
         "vllm": Side(("--kv-offloading-size", f"{gib:g}", "--kv-offloading-backend", "native")),
         "lmcache": Side(("--kv-offloading-size", f"{gib:g}", "--kv-offloading-backend", "lmcache")),
         "connector": Side(connector("Connector", extra)),
+        "instep": Side(connector("Connector", in_step, policy="fail")),
         "layerwise": Side(("--no-async-scheduling", *connector("LayerwiseConnector", extra)), runner),
         "nic": Side(connector("Connector", by_nic)),
         "softnic": Side(connector("Connector", by_nic | {"rdma": {"provider": "soft"}})),
@@ -105,13 +108,15 @@ WORKLOADS = ("memory", "gpu", "online", "turns")
 FILLED = ("memory", "gpu")  # run once before the rounds, to fill the caches with the prompts
 
 
-def workload(a: argparse.Namespace, name: str, tokens: int, seed: int, scratch: Path) -> list[str]:
+def workload(a: argparse.Namespace, name: str, tokens: int, seed: int, scratch: Path, prefixes: int = 0) -> list[str]:
     """Return the arguments of `vllm bench serve` for a workload with prefixes of so many tokens.
+
+    prefixes is their number, by default that of --prefixes.
 
     Filled workloads have the same prompts in all rounds, the others new ones for each seed.
     """
     if name in FILLED:
-        prefixes = a.prefixes if name == "memory" else 1
+        prefixes = prefixes or (a.prefixes if name == "memory" else 1)
         return [
             "--seed", "1", "--dataset-name", "prefix_repetition", "--prefix-repetition-prefix-len", str(tokens),
             "--prefix-repetition-suffix-len", str(a.suffix), "--prefix-repetition-num-prefixes", str(prefixes),
@@ -259,22 +264,43 @@ def counters(metrics: str) -> dict[str, float]:
     return found
 
 
+# Each run is a process of its own, forked from one that has imported vLLM: the import takes longer than a run.
+FORKS = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload(["vllm.benchmarks.serve"])
+
+
+def bench_serve(args: Sequence[str], log: str) -> None:
+    """Run `vllm bench serve` in this process, with its output in a file."""
+    os.environ |= {"CUDA_VISIBLE_DEVICES": "", "VLLM_NO_USAGE_STATS": "1"}
+    from vllm.benchmarks.serve import add_cli_args
+    from vllm.benchmarks.serve import main as serve
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    with open(log, "w") as f:
+        os.dup2(f.fileno(), 1)
+        os.dup2(f.fileno(), 2)
+    parser = FlexibleArgumentParser()
+    add_cli_args(parser)
+    serve(parser.parse_args(args))
+
+
 def drive(a: argparse.Namespace, server: Server, work: Sequence[str], concurrency: int, scratch: Path) -> dict[str, Any]:
     """Run `vllm bench serve` once. Return its figures and the hit rates."""
-    out = scratch / "result.json"
+    out, log = scratch / "result.json", scratch / "bench.log"
     out.unlink(missing_ok=True)
-    command = [
-        *VLLM, "bench", "serve", "--backend", "vllm", "--base-url", f"http://127.0.0.1:{server.port}", "--endpoint",
-        "/v1/completions", "--model", "model", "--tokenizer", str(server.model), "--ignore-eos", "--disable-tqdm",
-        "--temperature", "0",
+    args = [
+        "--backend", "vllm", "--base-url", f"http://127.0.0.1:{server.port}", "--endpoint", "/v1/completions", "--model", "model",
+        "--tokenizer", str(server.model), "--ignore-eos", "--disable-tqdm", "--temperature", "0",
         "--percentile-metrics", "ttft,tpot,itl,e2el", "--max-concurrency", str(concurrency), "--save-result", "--save-detailed",
         "--result-dir", str(scratch), "--result-filename", out.name, *work,
     ]  # fmt: skip
     before = counters(server.get("/metrics"))
-    env = os.environ | {"CUDA_VISIBLE_DEVICES": "", "VLLM_NO_USAGE_STATS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=a.run_seconds, check=False)
-    if done.returncode != 0 or not out.exists():
-        raise RuntimeError(f"vllm bench serve ended with {done.returncode}:\n{(done.stdout + done.stderr)[-4000:]}")
+    client = FORKS.Process(target=bench_serve, args=(args, str(log)))
+    client.start()
+    client.join(a.run_seconds)
+    if client.exitcode != 0 or not out.exists():
+        client.kill()
+        raise RuntimeError(f"vllm bench serve ended with {client.exitcode}:\n{log.read_text()[-4000:]}")
     after = counters(server.get("/metrics"))
     return figures(json.loads(out.read_text()), {k: after[k] - before[k] for k in after})
 
@@ -325,13 +351,17 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 
 @dataclass(frozen=True)
 class Run:
-    """A run of `vllm bench serve` on one side. tokens is the length of a prefix."""
+    """A run of `vllm bench serve` on one side.
+
+    tokens is the length of a prefix, prefixes their number, 0 for that of --prefixes.
+    """
 
     workload: str
     tokens: int
     concurrency: int
     round: int
     side: str
+    prefixes: int = 0
 
     def __str__(self) -> str:
         """Return the run in words."""
@@ -343,10 +373,10 @@ def plan(a: argparse.Namespace) -> Iterator[Run]:
     for n in range(1, a.rounds + 1):
         for work in a.workloads:
             only, _, rest = work.rpartition(":")
-            name, tokens, concurrency = (*rest.split("/"), "", "")[:3]
+            name, tokens, concurrency, prefixes = (*rest.split("/"), "", "", "")[:4]
             for c in numbers(concurrency) if concurrency else a.concurrency:
                 for side in [only] if only else a.sides:
-                    yield Run(name, int(tokens or a.tokens), c, n, side)
+                    yield Run(name, int(tokens or a.tokens), c, n, side, int(prefixes or 0))
 
 
 def about() -> dict[str, Any]:
@@ -381,7 +411,7 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     p.add_argument("--shape", choices=SHAPES, default="8b")
     p.add_argument("--sides", type=names, default="none,vllm,connector,layerwise", help=f"servers, of {','.join(known)}")
     p.add_argument(
-        "--workloads", type=names, default="memory", help=f"[SIDE:]NAME[/TOKENS[/CONCURRENCY]], a list; of {','.join(WORKLOADS)}"
+        "--workloads", type=names, default="memory", help=f"[SIDE:]NAME[/TOKENS[/CONCURRENCY[/PREFIXES]]], a list; of {','.join(WORKLOADS)}"
     )
     p.add_argument("--concurrency", type=numbers, default="1", help="requests at a time of workloads that name none, a list")
     p.add_argument("--rounds", type=int, default=3)
@@ -437,14 +467,16 @@ def main(argv: Sequence[str] | None = None) -> int:
             folder = scratch / f"run-{r.side}"
             folder.mkdir(exist_ok=True)
             seed = 1000 * r.concurrency + r.round
-            return asdict(r) | drive(a, servers[r.side], workload(a, r.workload, r.tokens, seed, folder), r.concurrency, folder)
+            work = workload(a, r.workload, r.tokens, seed, folder, r.prefixes)
+            return asdict(r) | drive(a, servers[r.side], work, r.concurrency, folder)
 
         note(f"{len(servers)} of {len(a.sides)} servers answer")
         planned = [r for r in plan(a) if r.side in servers]
-        filled = {(r.workload, r.tokens, r.side) for r in planned if r.workload in FILLED}
+        filled = {(r.workload, r.tokens, r.prefixes, r.side) for r in planned if r.workload in FILLED}
         with ThreadPoolExecutor() as pool:
-            for name, tokens in sorted({(name, tokens) for name, tokens, _ in filled}):
-                list(pool.map(run, [Run(name, tokens, 4, 0, side) for side in servers if (name, tokens, side) in filled]))
+            for what in sorted({key[:3] for key in filled}):
+                name, tokens, prefixes = what
+                list(pool.map(run, [Run(name, tokens, 4, 0, side, prefixes) for side in servers if (*what, side) in filled]))
                 note(f"every server has had the prompts of {name} with {tokens} tokens")
         for r in planned:
             if time.monotonic() - began > a.budget:

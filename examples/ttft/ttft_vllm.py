@@ -74,10 +74,10 @@ class Engine:
         if connector:
             more["kv_transfer_config"] = KVTransferConfig(kv_role="kv_both", **connector)
         if not current_platform.is_cpu():
-            more.setdefault("kv_cache_memory_bytes", 5 * (longest + 1024) * token_bytes(args) // 4)
+            more.setdefault("kv_cache_memory_bytes", 5 * max([1, *args.together]) * (longest + 1024) * token_bytes(args) // 4)
         self.llm = LLM(
             args.model, load_format="random_normal", skip_tokenizer_init=True, dtype=dtype(), block_size=args.block_tokens,
-            max_model_len=longest + 64, max_num_seqs=4, max_num_batched_tokens=min(8192, longest + 64), enforce_eager=True,
+            max_model_len=longest + 64, max_num_seqs=max([4, *args.together]), max_num_batched_tokens=min(8192, longest + 64), enforce_eager=True,
             async_scheduling=False, seed=0, **more,
         )  # fmt: skip
         # Kernels are compiled and loaded at their first use.
@@ -96,14 +96,21 @@ class Engine:
         vocabulary = PRESETS[self.args.preset]["vocab_size"]
         return [*random.Random(f"{tokens} {i}").choices(range(3, vocabulary), k=tokens), *range(3, 3 + REST)]
 
-    def ask(self, prompt: list[int]) -> tuple[float, dict[str, Any]]:
-        """Return the seconds to the first token, the likeliest tokens, and how many were cached."""
+    def ask(self, *prompts: list[int]) -> list[dict[str, Any]]:
+        """Send the prompts together.
+
+        Return for each the seconds until all had their first token, the likeliest tokens, and how
+        many tokens were cached.
+        """
         how = SamplingParams(max_tokens=1, temperature=0, detokenize=False, logprobs=8)
         begin = time.perf_counter()
-        (out,) = self.llm.generate([{"prompt_token_ids": prompt}], how, use_tqdm=False)
+        outs = self.llm.generate([{"prompt_token_ids": p} for p in prompts], how, use_tqdm=False)
         seconds = time.perf_counter() - begin
-        (likely,) = out.outputs[0].logprobs
-        return seconds, {"cached": out.num_cached_tokens, "likely": {str(t): p.logprob for t, p in likely.items()}}
+        return [
+            {"seconds": seconds, "cached": out.num_cached_tokens, "likely": {str(t): p.logprob for t, p in likely.items()}}
+            for out in outs
+            for likely in out.outputs[0].logprobs
+        ]
 
     def store_all(self, directory: str | None = None, timeout: float = 300) -> None:
         """Run steps of the engine until all computed blocks are stored and no files are added."""
@@ -156,8 +163,20 @@ def each(engine: Engine, source: str, before: Callable[[], None] = lambda: None,
 def one(engine: Engine, source: str, tokens: int, i: int, before: Callable[[], None] = lambda: None) -> Runs:
     """Run one prompt once."""
     before()
-    seconds, out = engine.ask(engine.prompt(tokens, i))
-    return [{"source": source, "tokens": tokens, "i": i, "seconds": seconds, **out}]
+    return [{"source": source, "tokens": tokens, "i": i, **out} for out in engine.ask(engine.prompt(tokens, i))]
+
+
+def together(engine: Engine, source: str) -> Runs:
+    """Run so many prompts of each length at a time as --together says, each time into a reset engine."""
+    runs = Runs()
+    for n in engine.args.together:
+        for tokens in engine.args.lengths:
+            for first in range(0, engine.args.prompts, n):
+                engine.reset()
+                some = range(first, min(first + n, engine.args.prompts))
+                outs = engine.ask(*(engine.prompt(tokens, i) for i in some))
+                runs += [{"source": f"{source}, {n} at a time", "tokens": tokens, "i": i, **o} for i, o in zip(some, outs, strict=True)]
+    return runs
 
 
 def of_vllm(args: argparse.Namespace) -> Runs:
@@ -176,7 +195,8 @@ def in_memory(args: argparse.Namespace, name: str, connector: dict[str, Any], di
     engine = Engine(args, connector)
     runs = each(engine, f"{name}: computed and stored", engine.reset)
     engine.store_all(directory)
-    return runs + each(engine, f"{name}: in memory", engine.reset, args.repeat)
+    source = f"{name}: in memory"
+    return runs + each(engine, source, engine.reset, args.repeat) + together(engine, source)
 
 
 def restarted(args: argparse.Namespace, source: str, connector: dict[str, Any]) -> Runs:
@@ -269,6 +289,12 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--tokens", help="lengths of prefixes, separated by commas, whole blocks each; by default the preset's")
     parser.add_argument("--prompts", type=int, default=2, help="different prompts of each length")
     parser.add_argument("--repeat", type=int, default=3, help="hits of each, where it is there again: not after a restart")
+    parser.add_argument(
+        "--together",
+        type=lambda s: [int(n) for n in s.split(",")],
+        default=[],
+        help="also load from memory so many prompts at a time, a list; outputs are then equal with VLLM_BATCH_INVARIANT=1 only",
+    )
     parser.add_argument("--block-tokens", type=int, default=16 if not current_platform.is_cpu() else 32)
     parser.add_argument("--engines", default="vllm,own,layerwise,memory,disk,files", help="which to run, in this order")
     parser.add_argument("--engine", type=json.loads, default={}, help="further arguments of vllm.LLM, in JSON")

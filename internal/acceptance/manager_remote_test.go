@@ -253,7 +253,7 @@ func TestAdmissionOfBlockServers(t *testing.T) {
 		if l.Len() != len(keys) || l.Tier(0) == "file" {
 			t.Fatalf("%d blocks are leased, from %s", l.Len(), l.Tier(0))
 		}
-		return w.e.Worth(l, 1000)
+		return w.e.Worth(l, 1000, 0)
 	}
 	drop := func() {
 		for {

@@ -100,17 +100,25 @@ func (l *Library) Lease(h Handle, keys []kvlane.Key, ttlMillis, timeoutMillis in
 	return l.handles.add(&lease{Lease: got, engine: e}), got.Len(), nil
 }
 
+// checkTokens refuses numbers of tokens that no prompts have.
+func checkTokens(tokens, rest int64) error {
+	if min(tokens, rest) < 0 || max(tokens, rest) > maxTokens {
+		return invalid("%d tokens and %d others: out of range", tokens, rest)
+	}
+	return nil
+}
+
 // Worth returns the number of leased blocks for which loading is faster than computing their
-// tokens.
-func (l *Library) Worth(h Handle, tokens int64) (int, error) {
+// tokens. rest is the number of tokens that are computed in any case.
+func (l *Library) Worth(h Handle, tokens, rest int64) (int, error) {
 	got, err := find[*lease](&l.handles, h)
 	if err != nil {
 		return 0, err
 	}
-	if tokens < 0 || tokens > maxTokens {
-		return 0, invalid("%d tokens: out of range", tokens)
+	if err := checkTokens(tokens, rest); err != nil {
+		return 0, err
 	}
-	return got.engine.Worth(got.Lease, tokens), nil
+	return got.engine.Worth(got.Lease, tokens, rest), nil
 }
 
 // maxTokens is the maximum number of tokens in a call.

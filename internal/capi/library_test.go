@@ -45,7 +45,7 @@ func TestBlocksOutliveTheirEngine(t *testing.T) {
 	}
 	p.must(p.lib.ReportComputed(p.engine, 1000, 0.5))
 	p.must(p.lib.ReportDelay(p.engine, 0))
-	if worth, err := p.lib.Worth(lease, 64); err != nil || worth != n {
+	if worth, err := p.lib.Worth(lease, 64, 0); err != nil || worth != n {
 		t.Errorf("%d blocks are worth loading: %v", worth, err)
 	}
 	task, err := p.lib.Load(p.engine, lease, p.cache, keys, []uint32{9, 8, 7, 6}, capi.Layerwise, nil)
@@ -210,7 +210,7 @@ func TestFiguresAndNotesAreJSON(t *testing.T) {
 	want(t, "a delay of years", lib.ReportDelay(p.engine, 1e9), capi.Invalid)
 	want(t, "a computation in a time that is no number", lib.ReportComputed(p.engine, 1, nan()), capi.Invalid)
 	want(t, "a computation of no tokens", lib.ReportComputed(p.engine, 0, 1), capi.Invalid)
-	_, err = lib.Worth(p.engine, 1)
+	_, err = lib.Worth(p.engine, 1, 0)
 	want(t, "the worth of an engine", err, capi.Invalid)
 	for name, is := range map[string]string{"VerifiedByCPU": "verified_by_cpu", "CTAs": "ctas", "NICs": "nics", "GDRBytes": "gdr_bytes", "Loads": "loads"} {
 		if got := capi.Snake(name); got != is {

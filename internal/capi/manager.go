@@ -142,20 +142,20 @@ func (l *Library) ManagerLookup(h Handle, n *Names, states []uint8) error {
 
 // ManagerWorth returns the number of blocks, starting with the first, for which loading is faster
 // than computing. states is the result of ManagerLookup. tokens is the number of tokens of all
-// blocks.
-func (l *Library) ManagerWorth(h Handle, n *Names, states []uint8, tokens int64) (int, error) {
+// blocks, and rest the number that is computed in any case.
+func (l *Library) ManagerWorth(h Handle, n *Names, states []uint8, tokens, rest int64) (int, error) {
 	m, blocks, err := l.manage(h, n)
 	if err != nil {
 		return 0, err
 	}
-	if tokens < 0 || tokens > maxTokens {
-		return 0, invalid("%d tokens: out of range", tokens)
+	if err := checkTokens(tokens, rest); err != nil {
+		return 0, err
 	}
 	known := make([]kvlane.BlockState, len(states))
 	for i, s := range states {
 		known[i] = kvlane.BlockState(s)
 	}
-	return m.Worth(blocks, known, tokens), nil
+	return m.Worth(blocks, known, tokens, rest), nil
 }
 
 // ManagerComputed records the time in which the KV cache of a number of tokens was computed.

@@ -95,10 +95,10 @@ func TestManagerAndItsWorker(t *testing.T) {
 		t.Errorf("in memory and in files: %v", got)
 	}
 	p.must(lib.ManagerComputed(m, 1000, 1))
-	if n, err := lib.ManagerWorth(m, named("abc"), lookup("abc"), 96); n != 3 || err != nil {
+	if n, err := lib.ManagerWorth(m, named("abc"), lookup("abc"), 96, 0); n != 3 || err != nil {
 		t.Errorf("%d of 3 blocks are worth loading, %v", n, err)
 	}
-	_, err := lib.ManagerWorth(m, named("abc"), lookup("abc"), -1)
+	_, err := lib.ManagerWorth(m, named("abc"), lookup("abc"), -1, 0)
 	want(t, "a number of tokens", err, capi.Invalid)
 	want(t, "a time", lib.ManagerComputed(m, 1000, 0), capi.Invalid)
 	_, err = lib.ManagerLoad(m, named("abc"))

@@ -2,8 +2,9 @@
 // than to compute.
 //
 // A Model measures, for each source, the time to load a byte and a fixed delay of the program, and
-// also the time to compute a token and the fixed time of a step. It cuts a prefix at the block that
-// saves the most time. Unknown load times count as zero, so that blocks are loaded and measured.
+// also the time to compute a token and the least time of a step. A step takes the longer of its
+// least time and that of its tokens. The model cuts a prefix at the block that saves the most time,
+// and refuses it if its step would not end earlier. Unknown load times count as zero, so that blocks are loaded and measured.
 // While the time of a token is unknown, all blocks are worth loading. Blocks that are not loaded
 // are no longer measured: Probe reports when to load some of them again.
 package admission
@@ -45,11 +46,12 @@ func SourceOf(tier string) Source {
 type Bytes [Sources]int64
 
 const (
-	minSamples    = 3   // number of samples after which a time is known
-	weight        = 0.4 // weight of the latest sample
-	fewTokens     = 256 // the duration of a step of fewer tokens is about its fixed time
-	minTokenShare = 0.1 // smallest share of a step's time that counts for its tokens
-	medianSamples = 9   // number of samples in a median of delays
+	minSamples    = 3    // number of samples after which a time is known
+	weight        = 0.4  // weight of the latest sample
+	fewTokens     = 256  // a step of fewer tokens takes its least time
+	leastTimes    = 2    // a step of so many least times is as long as its tokens take
+	forgets       = 1.01 // growth of a bound with each sample
+	medianSamples = 9    // number of samples in a median of delays
 	probeAfter    = time.Second
 	probeShare    = 10 // smallest interval between probes, divided by the duration of the last
 )
@@ -60,7 +62,8 @@ type Model struct {
 	mu    sync.Mutex
 	load  [Sources]mean      // seconds per byte
 	delay [Sources]median    // delays reported by Delayed, in seconds
-	token mean               // seconds per token, without the fixed time of a step
+	token mean               // seconds per token, of steps that are as long as their tokens take
+	most  bound              // seconds per token, at most, of other steps
 	step  mean               // seconds of a step of few tokens
 	next  [Sources]time.Time // earliest time of the next probe
 	busy  [Sources]bool      // a probe is running
@@ -79,8 +82,8 @@ type Stats struct {
 	MemoryDelay     time.Duration // fixed delay of loads from the cache, or zero if not known
 	FileDelay       time.Duration // fixed delay of loads with blocks in files, or zero
 	RemoteDelay     time.Duration // fixed delay of loads with blocks in block servers, or zero
-	TokensPerSecond float64       // computed beyond the fixed time of a step, or zero if not known
-	Step            time.Duration // fixed time of a step, or zero if not known
+	TokensPerSecond float64       // computed in long steps, or zero if not known
+	Step            time.Duration // least time of a step, or zero if not known
 }
 
 // mean is a moving mean of logarithms: a sample that is ten times slower has the same weight as one
@@ -116,6 +119,30 @@ func (m *mean) rate() float64 {
 		return 0
 	}
 	return math.Exp(-m.log)
+}
+
+// bound is the least sample. It grows slowly, so that a wrong one is forgotten.
+type bound struct {
+	n     int
+	least float64
+}
+
+func (b *bound) add(v float64) {
+	if !(v > 0) || math.IsInf(v, 0) {
+		return
+	}
+	if b.least *= forgets; b.n == 0 || v < b.least {
+		b.least = v
+	}
+	b.n++
+}
+
+// value returns the bound, or infinity if there are too few samples.
+func (b *bound) value() float64 {
+	if b.n < minSamples {
+		return math.Inf(1)
+	}
+	return b.least
 }
 
 // median is the median of the latest samples. It ignores single extreme samples, including zeros.
@@ -166,23 +193,44 @@ func (m *Model) Delayed(source Source, delay time.Duration) {
 	m.delay[source].add(max(0, delay.Seconds()))
 }
 
-// Computed adds the time in which the program has computed the KV of a number of tokens. Steps of
-// fewer than 256 tokens measure the fixed time of a step.
+// Computed adds the time of a step, in which the program has computed the KV of a number of tokens.
+// Steps of fewer than 256 tokens measure the least time of a step. Of a step that takes about the
+// least time, only a shorter time of a token counts.
 func (m *Model) Computed(tokens int64, took time.Duration) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	all := took.Seconds()
 	if tokens < fewTokens {
-		m.step.add(all)
+		if m.step.add(all); m.step.n == minSamples {
+			m.token = mean{} // which of its samples took the least time is known only now
+		}
 		return
 	}
-	m.token.add(max(all-m.step.value(), minTokenShare*all) / float64(tokens))
+	each := all / float64(tokens)
+	if all < leastTimes*m.step.value() {
+		m.most.add(each)
+	} else {
+		m.token.add(each)
+	}
+}
+
+// perToken returns the seconds per token, or zero if not known. The caller holds mu.
+func (m *Model) perToken() float64 {
+	each := m.most.value()
+	if m.token.known() {
+		each = min(each, m.token.value())
+	}
+	if math.IsInf(each, 1) {
+		return 0
+	}
+	return each
 }
 
 // Prefix describes the blocks of a prefix.
 type Prefix struct {
 	Blocks int
 	Tokens int64              // of all blocks
+	Rest   int64              // tokens that the program computes in any case: of the request, and of others at the same time
 	Source func(i int) Source // of block i
 	Bytes  func(i int) int64  // of block i
 }
@@ -192,15 +240,23 @@ func (m *Model) Worth(p Prefix) int {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.stats.Asked++
-	if p.Blocks == 0 || !m.token.known() {
+	token := m.perToken()
+	if p.Blocks == 0 || token == 0 {
 		return p.Blocks
 	}
-	each := m.token.value() * float64(p.Tokens) / float64(p.Blocks)
-	n, most := 0, 0.0
+	each := token * float64(p.Tokens) / float64(p.Blocks)
+	n, most, loading := 0, 0.0, 0.0
 	for i, cost := range m.costs(p) {
 		if saves := each*float64(i+1) - cost; saves >= most {
-			n, most = i+1, saves
+			n, most, loading = i+1, saves, cost
 		}
+	}
+	// The end of a prefix may save no time of the step, but it spares the device. So the prefix is
+	// loaded whole or not at all.
+	rest := token * float64(p.Rest)
+	with, without := rest+each*float64(p.Blocks-n), rest+each*float64(p.Blocks)
+	if least := m.step.value(); max(without, least)-max(with, least) < loading {
+		n = 0
 	}
 	if n < p.Blocks {
 		m.stats.Cut++
@@ -269,7 +325,9 @@ func (m *Model) Stats() Stats {
 	s := m.stats
 	s.MemoryRate, s.FileRate, s.RemoteRate = m.load[Memory].rate(), m.load[Files].rate(), m.load[Remote].rate()
 	s.MemoryDelay, s.FileDelay, s.RemoteDelay = seconds(m.delay[Memory].value()), seconds(m.delay[Files].value()), seconds(m.delay[Remote].value())
-	s.TokensPerSecond = m.token.rate()
+	if token := m.perToken(); token > 0 {
+		s.TokensPerSecond = 1 / token
+	}
 	s.Step = seconds(m.step.value())
 	return s
 }

@@ -182,13 +182,16 @@ func TestAHitThatTakesLongerThanComputingIsRefused(t *testing.T) {
 		computed time.Duration // time to compute such a prompt
 		delay    time.Duration
 		hit      int64
+		rest     int64 // tokens that are computed in any case
 		loaded   bool
 	}{
-		{"a step that is as long without the prefix", 1024, 33600 * time.Microsecond, 15 * time.Millisecond, 816, false},
-		{"the same without a delay", 1024, 33600 * time.Microsecond, 0, 816, true},
-		{"a long prompt", 8192, 270 * time.Millisecond, 15 * time.Millisecond, 8192, true},
-		{"its first 512 tokens", 8192, 270 * time.Millisecond, 15 * time.Millisecond, 512, false},
-		{"a large delay", 8192, 270 * time.Millisecond, 300 * time.Millisecond, 8192, false},
+		{"a step that is as long without the prefix", 1024, 33600 * time.Microsecond, 15 * time.Millisecond, 816, 208, false},
+		{"the same without a delay", 1024, 33600 * time.Microsecond, 0, 816, 0, false},
+		{"the same beside other requests", 1024, 33600 * time.Microsecond, 15 * time.Millisecond, 816, 4000, true},
+		{"a long prompt", 8192, 270 * time.Millisecond, 15 * time.Millisecond, 8192, 0, true},
+		{"its first 512 tokens", 8192, 270 * time.Millisecond, 0, 512, 7680, true},
+		{"its first 512 tokens with a delay", 8192, 270 * time.Millisecond, 18 * time.Millisecond, 512, 7680, false},
+		{"a large delay", 8192, 270 * time.Millisecond, 300 * time.Millisecond, 8192, 0, false},
 	} {
 		var m admission.Model
 		for range 5 {
@@ -198,6 +201,7 @@ func TestAHitThatTakesLongerThanComputingIsRefused(t *testing.T) {
 			m.Delayed(admission.Memory, c.delay)
 		}
 		p := hit(c.hit)
+		p.Rest = c.rest
 		want := 0
 		if c.loaded {
 			want = p.Blocks
@@ -207,6 +211,44 @@ func TestAHitThatTakesLongerThanComputingIsRefused(t *testing.T) {
 		}
 		if s := m.Stats(); s.MemoryRate < 52e9 || s.MemoryRate > 54e9 || s.Step < 29*time.Millisecond || s.MemoryDelay != c.delay {
 			t.Errorf("%s: figures: %+v", c.what, s)
+		}
+	}
+}
+
+// While most prompts are hits, most steps have few tokens and take about the least time. They must
+// not count as the time of their tokens: a model that did so believed 8,000 tokens a second where an
+// H200 computed 35,000, and loaded prefixes that were computed in less time.
+func TestStepsOfHitsDoNotMeasureTokens(t *testing.T) {
+	var m admission.Model
+	for i := range 40 {
+		m.Computed(16, 40*time.Millisecond)
+		if i < 6 {
+			m.Computed(8320, 245*time.Millisecond)
+		}
+		m.Computed(300, time.Duration(38+i%10)*time.Millisecond)
+		m.Loaded(admission.Bytes{1 << 30}, 22*time.Millisecond)
+		m.Delayed(admission.Memory, 8*time.Millisecond)
+	}
+	if s := m.Stats(); s.TokensPerSecond < 30e3 || s.TokensPerSecond > 40e3 {
+		t.Errorf("%+v", s)
+	}
+	m.Computed(2176, 45*time.Millisecond) // shows that tokens take less time than was known
+	if s := m.Stats(); s.TokensPerSecond < 47e3 || s.TokensPerSecond > 49e3 {
+		t.Errorf("%+v", s)
+	}
+	for _, c := range []struct {
+		what         string
+		tokens, rest int64
+		loaded       bool
+	}{
+		{"a short prefix alone", 2048, 128, false},
+		{"a short prefix beside other prompts", 2048, 4096, true},
+		{"a long prefix", 8192, 128, true},
+	} {
+		p := hit(c.tokens)
+		p.Bytes, p.Rest = func(int) int64 { return 2 << 20 }, c.rest
+		if got := m.Worth(p); (got == p.Blocks) != c.loaded || got != 0 && got != p.Blocks {
+			t.Errorf("%s: %d blocks of %d are worth loading: %+v", c.what, got, p.Blocks, m.Stats())
 		}
 	}
 }

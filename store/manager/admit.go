@@ -8,20 +8,21 @@ import (
 )
 
 // Worth returns the number of blocks, from the first, that are faster to load than to compute. It
-// uses the recent times of Job.Loaded and of Computed. states are the results of Lookup, and tokens
-// is the number of tokens that all blocks save. While these times are unknown, and with
+// uses the recent times of Job.Loaded and of Computed. states are the results of Lookup. tokens is
+// the number of tokens that all blocks save, and rest the number that the engine computes in any
+// case at the same time: the other tokens of the request, and those of other requests. While these times are unknown, and with
 // Config.AdmitAlways, Worth returns all blocks. The blocks must be of one page group, because
 // prefixes of other groups have other lengths.
 //
 // If Worth refuses blocks, it occasionally returns all blocks nevertheless, so that a load measures
 // them again.
-func (m *Manager) Worth(blocks []Block, states []State, tokens int64) int {
+func (m *Manager) Worth(blocks []Block, states []State, tokens, rest int64) int {
 	n := min(len(blocks), len(states))
 	if m.always {
 		return n
 	}
 	p := admission.Prefix{
-		Blocks: n, Tokens: tokens,
+		Blocks: n, Tokens: tokens, Rest: rest,
 		Source: func(i int) admission.Source { return sourceOf(states[i]) },
 		Bytes:  func(i int) int64 { return m.blockBytes(blocks[i].Group) },
 	}

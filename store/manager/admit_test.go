@@ -23,7 +23,7 @@ func TestFilesThatAreSlowerThanComputingAreRefused(t *testing.T) {
 			t.Fatal(err)
 		}
 		worth := func(hashes ...string) int {
-			return m.Worth(named(hashes...), states(t, m, hashes...), int64(1000*len(hashes)))
+			return m.Worth(named(hashes...), states(t, m, hashes...), int64(1000*len(hashes)), 0)
 		}
 		for i := range 20 {
 			below.there[fs.Key(0, fmt.Appendf(nil, "f%d", i))] = true
@@ -98,7 +98,7 @@ func TestHitsInMemoryAreRefusedIfComputingIsFaster(t *testing.T) {
 		for range 4 {
 			m.Computed(1000, time.Second)
 		}
-		worth := func() int { return m.Worth(named("a"), states(t, m, "a"), 1000) }
+		worth := func() int { return m.Worth(named("a"), states(t, m, "a"), 1000, 0) }
 		for range 3 {
 			if worth() != 1 {
 				t.Fatalf("%s: refused before it is known", c.what)

@@ -115,7 +115,7 @@ static void carry(void) {
   CHECK(found == (host ? (size_t)BLOCKS : 0));
   EXPECT(KVL_OK, kvl_report_computed(engine, 1000, 0.5));
   EXPECT(KVL_OK, kvl_report_delay(engine, 0.5));
-  EXPECT(KVL_OK, kvl_worth(lease, 1000, &worth));
+  EXPECT(KVL_OK, kvl_worth(lease, 1000, 0, &worth));
   CHECK(worth == found);
   EXPECT(KVL_OK, kvl_load_blocks(engine, lease, cache, keys[0], to, found, NULL, KVL_LAYERWISE, NULL, &task));
   EXPECT(KVL_OK, kvl_wait(task, KVL_LAYER(0), PATIENCE));
@@ -178,8 +178,8 @@ static void nothing(void) {
   EXPECT(KVL_INVALID, kvl_keys(engine, 0, keys[0], 32, 1, NULL));
   EXPECT(KVL_INVALID, kvl_keys(engine, 0, keys[0], SIZE_MAX, 2, keys[0]));
   EXPECT(KVL_INVALID, kvl_lookup(engine, NULL, 1, keys[0], 0));
-  EXPECT(KVL_INVALID, kvl_worth(engine, 1, &n));
-  EXPECT(KVL_INVALID, kvl_worth(engine, 1, NULL));
+  EXPECT(KVL_INVALID, kvl_worth(engine, 1, 0, &n));
+  EXPECT(KVL_INVALID, kvl_worth(engine, 1, 0, NULL));
   EXPECT(KVL_INVALID, kvl_report_computed(engine, 1, -1));
   EXPECT(KVL_INVALID, kvl_register_memory(engine, 0, 1, KVL_HOST, &l));
   EXPECT(KVL_INVALID, kvl_register_memory(engine, 4096, 1, 7, &l));
@@ -273,7 +273,7 @@ static void manage(void) {
   EXPECT(KVL_OK, kvl_manager_lookup(m, &blocks, states));
   CHECK(states[0] == KVL_THERE && states[1] == KVL_ABSENT);
   EXPECT(KVL_OK, kvl_manager_computed(m, 1000, 0.5));
-  EXPECT(KVL_OK, kvl_manager_worth(m, &blocks, states, 1000, &n));
+  EXPECT(KVL_OK, kvl_manager_worth(m, &blocks, states, 1000, 0, &n));
   CHECK(n == blocks.n);
   EXPECT(KVL_OK, kvl_manager_touch(m, &blocks));
   EXPECT(KVL_OK, kvl_manager_forget(m, &blocks));

@@ -162,12 +162,13 @@ class Manager(_lib.Owned):
                 raise self._lib.error(status)
         return bytes(states)
 
-    def worth(self, blocks: Sequence[Block], states: bytes, tokens: int) -> int:
+    def worth(self, blocks: Sequence[Block], states: bytes, tokens: int, rest: int = 0) -> int:
         """Return how many of the blocks, from the first on, are faster to load than to compute.
 
         Treat the rest as misses. The blocks are of one page group, and states is the result of
         lookup. tokens is the number of tokens that need not be computed if all blocks are loaded.
-        Returns all blocks until the durations of loading (Job.loaded) and of computing (computed)
+        rest is the number that is computed in any case at the same time: the other tokens of the
+        request, and those of other requests. Returns all blocks until the durations of loading (Job.loaded) and of computing (computed)
         are known.
         """
         names, out = self._names(blocks), c.c_size_t()
@@ -175,14 +176,15 @@ class Manager(_lib.Owned):
             raise errors.Invalid(f"{len(states)} states of {len(names)} blocks")
         if blocks:
             self._lib.call(
-                "manager_worth", self._handle, c.byref(names.raw), bytes(states), _lib.number(tokens, "tokens"), c.byref(out)
-            )
+                "manager_worth", self._handle, c.byref(names.raw), bytes(states), _lib.number(tokens, "tokens"),
+                _lib.number(rest, "rest"), c.byref(out),
+            )  # fmt: skip
         return out.value
 
     def computed(self, tokens: int, seconds: float) -> None:
         """Report that computing the KV of `tokens` tokens took `seconds`.
 
-        Reports of fewer than 256 tokens give the fixed time of a step.
+        Reports of fewer than 256 tokens give the least time of a step.
         """
         self._lib.call("manager_computed", self._handle, _lib.number(tokens, "tokens"), seconds)
 

@@ -24,9 +24,9 @@ class Manager:
         assert len(blocks) == len(self.states)
         return self.states
 
-    def worth(self, blocks: list[Any], states: bytes, tokens: int) -> int:
+    def worth(self, blocks: list[Any], states: bytes, tokens: int, rest: int) -> int:
         assert len(blocks) == len(states)
-        self.asked.append((list(states), tokens))
+        self.asked.append((list(states), tokens, rest))
         return min(self.most, len(blocks))
 
 
@@ -49,12 +49,34 @@ def lookup(states: list[int], most: int = 1, first: int = 0, block_tokens: int =
 
 
 def test_blocks_are_hits_where_they_are_worth_loading() -> None:
-    assert lookup([THERE, BELOW, BELOW, ABSENT]) == ("HMMM", [([THERE, BELOW, BELOW], 48)])
-    assert lookup([THERE, BELOW, BELOW, ABSENT], most=3) == ("HHHM", [([THERE, BELOW, BELOW], 48)])
-    assert lookup([THERE, THERE, UNDER_WAY, BELOW]) == ("HMPH", [([THERE, THERE], 32)]), "hits in memory too"
+    assert lookup([THERE, BELOW, BELOW, ABSENT]) == ("HMMM", [([THERE, BELOW, BELOW], 48, 16)])
+    assert lookup([THERE, BELOW, BELOW, ABSENT], most=3) == ("HHHM", [([THERE, BELOW, BELOW], 48, 16)])
+    assert lookup([THERE, THERE, UNDER_WAY, BELOW]) == ("HMPH", [([THERE, THERE], 32, 32)]), "hits in memory too"
     assert lookup([UNDER_WAY, THERE]) == ("PH", []), "there is no prefix"
-    assert lookup([BELOW, BELOW, BELOW, THERE], first=2, most=0) == ("HHMM", [([BELOW, THERE], 32)]), "vLLM has the first two"
+    assert lookup([BELOW, BELOW, BELOW, THERE], first=2, most=0) == ("HHMM", [([BELOW, THERE], 32, 0)]), "vLLM has the first two"
     assert lookup([BELOW, BELOW], block_tokens=0) == ("HH", []), "several page groups"
+
+
+def test_tokens_of_other_requests_are_computed_at_the_same_time() -> None:
+    from kvlane.vllm.scheduler import Scheduler
+
+    manager: Any = Manager([THERE, THERE, ABSENT], 2)
+    scheduler = Scheduler((0,), events=False, log_seconds=60, block_tokens=16)
+    scheduler.open(manager)
+    keys: Any = [bytes([i]) * 8 + bytes(4) for i in range(3)]
+
+    def rest(request: str) -> int:
+        scheduler.lookup(keys[0], SimpleNamespace(req_id=request, _offload_key_positions={k: i for i, k in enumerate(keys)}))
+        return int(manager.asked[-1][2])
+
+    scheduler.scheduled(5)
+    assert rest("a") == 16 + 5, "the last block, and the tokens of the last step"
+    manager.most = 0
+    assert rest("b") == 16 + 5 + 16
+    assert rest("c") == 16 + 5 + 16 + 48, "b is computed whole"
+    scheduler.scheduled(0)
+    scheduler._changed()
+    assert rest("d") == 16
 
 
 GEOMETRY = {
@@ -180,5 +202,6 @@ def test_steps_report_the_time_of_computing() -> None:
     assert now.step(9.5, {"c": 300}, False) is None, "no request goes on"
     assert now.step(19.5, {"d": 300}, False) is None, "there was nothing to do in between"
     ahead = Pace(lag=2)
-    steps = [ahead.step(t, {"a": n}, False) for t, n in ((0.0, 1000), (0.1, 500), (2.0, 1), (3.0, 1))]
-    assert steps == [None, None, (1000, 1.9), (500, 1.0)]
+    steps = [ahead.step(t, {"a": n}, False) for t, n in ((0.0, 1000), (0.5, 500), (2.0, 1), (3.0, 1), (3.5, 1), (4.0, 1), (4.5, 1))]
+    # The device has computed the first 500 tokens of 1,500 before the others. The step after them waits for both.
+    assert steps == [None, None, (1000, 2.0), (500, 1.0), None, (1, 1.0), (1, 1.0)]

@@ -100,6 +100,7 @@ class Scheduler(OffloadingManager):
         self._times: dict[str, _Times] = {}  # by request with a load
         self._busy = 0.0  # seconds of earlier steps that computed tokens
         self._computing: float | None = None  # start of the last step, if it computes tokens
+        self._others = 0  # tokens of the last step, and of the requests that were looked up since
         self._stores: dict[OffloadKey, Job] = {}  # by each key of a job
         self._pending_drops: list[bytes] = []  # evicted blocks not sent to the workers yet
         self._pooled: set[bytes] = set()  # blocks of direct jobs in the memory of a worker
@@ -181,7 +182,9 @@ class Scheduler(OffloadingManager):
             end += 1
         if not self._block_tokens or end == first:
             return states
-        worth = self.manager.worth(blocks[first:end], states[first:end], (end - first) * self._block_tokens)
+        size = self._block_tokens
+        worth = self.manager.worth(blocks[first:end], states[first:end], (end - first) * size, (len(states) - end) * size + self._others)
+        self._others += (len(states) - first - worth) * size
         return states[: first + worth] + bytes(end - first - worth) + states[end:]
 
     def in_files(self, keys: Iterable[OffloadKey], req_context: ReqContext) -> bool:
@@ -195,7 +198,7 @@ class Scheduler(OffloadingManager):
     def scheduled(self, tokens: int) -> None:
         """Record the start of a step with so many tokens."""
         now = time.monotonic()
-        self._busy, self._computing = self._busy_until(now), now if tokens else None
+        self._busy, self._computing, self._others = self._busy_until(now), now if tokens else None, tokens
 
     def _busy_until(self, now: float) -> float:
         """Return the seconds in which the engine has computed tokens."""

@@ -108,7 +108,7 @@ WORKLOADS = ("memory", "gpu", "online", "turns")
 FILLED = ("memory", "gpu")  # run once before the rounds, to fill the caches with the prompts
 
 
-def workload(a: argparse.Namespace, name: str, tokens: int, seed: int, scratch: Path, prefixes: int = 0) -> list[str]:
+def workload(a: argparse.Namespace, name: str, tokens: int, seed: int, scratch: Path, *, prefixes: int = 0) -> list[str]:
     """Return the arguments of `vllm bench serve` for a workload with prefixes of so many tokens.
 
     prefixes is their number, by default that of --prefixes.
@@ -411,7 +411,10 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     p.add_argument("--shape", choices=SHAPES, default="8b")
     p.add_argument("--sides", type=names, default="none,vllm,connector,layerwise", help=f"servers, of {','.join(known)}")
     p.add_argument(
-        "--workloads", type=names, default="memory", help=f"[SIDE:]NAME[/TOKENS[/CONCURRENCY[/PREFIXES]]], a list; of {','.join(WORKLOADS)}"
+        "--workloads",
+        type=names,
+        default="memory",
+        help=f"[SIDE:]NAME[/TOKENS[/CONCURRENCY[/PREFIXES]]], a list; of {','.join(WORKLOADS)}",
     )
     p.add_argument("--concurrency", type=numbers, default="1", help="requests at a time of workloads that name none, a list")
     p.add_argument("--rounds", type=int, default=3)
@@ -467,7 +470,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             folder = scratch / f"run-{r.side}"
             folder.mkdir(exist_ok=True)
             seed = 1000 * r.concurrency + r.round
-            work = workload(a, r.workload, r.tokens, seed, folder, r.prefixes)
+            work = workload(a, r.workload, r.tokens, seed, folder, prefixes=r.prefixes)
             return asdict(r) | drive(a, servers[r.side], work, r.concurrency, folder)
 
         note(f"{len(servers)} of {len(a.sides)} servers answer")

@@ -77,8 +77,8 @@ class Engine:
             more.setdefault("kv_cache_memory_bytes", 5 * max([1, *args.together]) * (longest + 1024) * token_bytes(args) // 4)
         self.llm = LLM(
             args.model, load_format="random_normal", skip_tokenizer_init=True, dtype=dtype(), block_size=args.block_tokens,
-            max_model_len=longest + 64, max_num_seqs=max([4, *args.together]), max_num_batched_tokens=min(8192, longest + 64), enforce_eager=True,
-            async_scheduling=False, seed=0, **more,
+            max_model_len=longest + 64, max_num_seqs=max([4, *args.together]), max_num_batched_tokens=min(8192, longest + 64),
+            enforce_eager=True, async_scheduling=False, seed=0, **more,
         )  # fmt: skip
         # Kernels are compiled and loaded at their first use.
         first = self.prompt(min(args.lengths), -1)
@@ -175,7 +175,9 @@ def together(engine: Engine, source: str) -> Runs:
                 engine.reset()
                 some = range(first, min(first + n, engine.args.prompts))
                 outs = engine.ask(*(engine.prompt(tokens, i) for i in some))
-                runs += [{"source": f"{source}, {n} at a time", "tokens": tokens, "i": i, **o} for i, o in zip(some, outs, strict=True)]
+                runs += [
+                    {"source": f"{source}, {n} at a time", "tokens": tokens, "i": i, **o} for i, o in zip(some, outs, strict=True)
+                ]
     return runs
 
 

@@ -168,8 +168,8 @@ class Manager(_lib.Owned):
         Treat the rest as misses. The blocks are of one page group, and states is the result of
         lookup. tokens is the number of tokens that need not be computed if all blocks are loaded.
         rest is the number that is computed in any case at the same time: the other tokens of the
-        request, and those of other requests. Returns all blocks until the durations of loading (Job.loaded) and of computing (computed)
-        are known.
+        request, and those of other requests. Returns all blocks until the durations of loading
+        (Job.loaded) and of computing (computed) are known.
         """
         names, out = self._names(blocks), c.c_size_t()
         if len(states) != len(names):

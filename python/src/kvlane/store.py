@@ -64,8 +64,9 @@ class Lease(_lib.Owned):
 
         tokens is the number of tokens that need not be computed if all blocks are loaded. rest is
         the number that is computed in any case at the same time: the other tokens of the request,
-        and those of other requests. Returns all blocks until the durations of loading and of computing (Store.report_computed) are
-        known. The delay of Store.report_delay is added to the duration of loading.
+        and those of other requests. Returns all blocks until the durations of loading and of
+        computing (Store.report_computed) are known. The delay of Store.report_delay is added to the
+        duration of loading.
         """
         out = c.c_size_t()
         _lib.library().call("worth", self.handle, _lib.number(tokens, "tokens"), _lib.number(rest, "rest"), c.byref(out))

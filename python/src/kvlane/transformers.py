@@ -271,7 +271,7 @@ class KVLaneCache:
                 found = min((lease.found // groups for lease in leases), default=0)
                 tokens = [lease.found // groups * self.block_tokens for lease in leases]
                 every = sum(len(row) for row in rows)
-                worth = min(l.worth(n, every - n) // groups for l, n in zip(leases, tokens, strict=True)) if found else 0
+                worth = min(lease.worth(n, every - n) // groups for lease, n in zip(leases, tokens, strict=True)) if found else 0
                 self.counts["tokens_refused"] += max(0, found - worth) * self.block_tokens * len(rows)
                 if found := min(found, worth):
                     moved = self._fill(past, keys, leases, found, layerwise)

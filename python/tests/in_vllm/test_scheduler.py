@@ -202,6 +202,7 @@ def test_steps_report_the_time_of_computing() -> None:
     assert now.step(9.5, {"c": 300}, False) is None, "no request goes on"
     assert now.step(19.5, {"d": 300}, False) is None, "there was nothing to do in between"
     ahead = Pace(lag=2)
-    steps = [ahead.step(t, {"a": n}, False) for t, n in ((0.0, 1000), (0.5, 500), (2.0, 1), (3.0, 1), (3.5, 1), (4.0, 1), (4.5, 1))]
+    starts = ((0.0, 1000), (0.5, 500), (2.0, 1), (3.0, 1), (3.5, 1), (4.0, 1), (4.5, 1))
+    steps = [ahead.step(t, {"a": n}, False) for t, n in starts]
     # The device has computed the first 500 tokens of 1,500 before the others. The step after them waits for both.
     assert steps == [None, None, (1000, 2.0), (500, 1.0), None, (1, 1.0), (1, 1.0)]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 
-
 FEW = 256  # the duration of a step of fewer tokens is the least time of a step
 
 

@@ -183,7 +183,8 @@ class Scheduler(OffloadingManager):
         if not self._block_tokens or end == first:
             return states
         size = self._block_tokens
-        worth = self.manager.worth(blocks[first:end], states[first:end], (end - first) * size, (len(states) - end) * size + self._others)
+        rest = (len(states) - end) * size + self._others
+        worth = self.manager.worth(blocks[first:end], states[first:end], (end - first) * size, rest)
         self._others += (len(states) - first - worth) * size
         return states[: first + worth] + bytes(end - first - worth) + states[end:]
 

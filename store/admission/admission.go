@@ -4,9 +4,11 @@
 // A Model measures, for each source, the time to load a byte and a fixed delay of the program, and
 // also the time to compute a token and the least time of a step. A step takes the longer of its
 // least time and that of its tokens. The model cuts a prefix at the block that saves the most time,
-// and refuses it if its step would not end earlier. Unknown load times count as zero, so that blocks are loaded and measured.
-// While the time of a token is unknown, all blocks are worth loading. Blocks that are not loaded
-// are no longer measured: Probe reports when to load some of them again.
+// and refuses it if its step would not end earlier.
+//
+// Unknown load times count as zero, so that blocks are loaded and measured. While the time of a
+// token is unknown, all blocks are worth loading. Blocks that are not loaded are no longer measured:
+// Probe reports when to load some of them again.
 package admission
 
 import (
@@ -230,7 +232,7 @@ func (m *Model) perToken() float64 {
 type Prefix struct {
 	Blocks int
 	Tokens int64              // of all blocks
-	Rest   int64              // tokens that the program computes in any case: of the request, and of others at the same time
+	Rest   int64              // tokens that are computed in any case, of other requests too
 	Source func(i int) Source // of block i
 	Bytes  func(i int) int64  // of block i
 }

@@ -216,7 +216,7 @@ func TestAHitThatTakesLongerThanComputingIsRefused(t *testing.T) {
 }
 
 // While most prompts are hits, most steps have few tokens and take about the least time. They must
-// not count as the time of their tokens: a model that did so believed 8,000 tokens a second where an
+// not count as the time of their tokens. A model that did so believed 8,000 tokens a second where an
 // H200 computed 35,000, and loaded prefixes that were computed in less time.
 func TestStepsOfHitsDoNotMeasureTokens(t *testing.T) {
 	var m admission.Model

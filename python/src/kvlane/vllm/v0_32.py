@@ -243,7 +243,7 @@ class Connector(OffloadingConnector):
         )
 
     def _received(self, ended: set[str]) -> Any:
-        """Return the requests whose loads have ended. Loads that end before it is read are added."""
+        """Return the requests whose loads have ended, with those that end before it is read."""
         assert self.connector_worker is not None
         worker = self.connector_worker.worker
         assert isinstance(worker, Worker)

@@ -80,7 +80,7 @@ type Stats struct {
 	Probes          int64         // probes started
 	MemoryRate      float64       // bytes per second from the cache, or zero if not known
 	FileRate        float64       // bytes per second from files, or zero if not known
-	RemoteRate      float64       // bytes per second from block servers and buckets, or zero if not known
+	RemoteRate      float64       // bytes per second from servers and buckets, or zero
 	MemoryDelay     time.Duration // fixed delay of loads from the cache, or zero if not known
 	FileDelay       time.Duration // fixed delay of loads with blocks in files, or zero
 	RemoteDelay     time.Duration // fixed delay of loads with blocks in block servers, or zero

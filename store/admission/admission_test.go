@@ -299,7 +299,7 @@ func TestServersAreMeasuredApartFromFiles(t *testing.T) {
 				bytes[s] = each
 				m.Loaded(bytes, took)
 			}
-			if slow == admission.Remote { // a load of all sources measures the last one, without the time of the others
+			if slow == admission.Remote { // a load of all sources measures the last one alone
 				m.Loaded(admission.Bytes{each, each, each}, 40*time.Second+160*time.Millisecond)
 			}
 			m.Delayed(admission.Remote, 7*time.Millisecond)

@@ -25,13 +25,13 @@ const (
 )
 
 // Events returns an iterator over the changes that this engine makes to the contents of its tiers,
-// from the start of the loop on: blocks that are stored, and removed by eviction, collection, Delete
-// or damage. Changes by other processes and evictions by block servers are not events. It ends when
-// ctx ends; the caller closes the engine later.
+// from the start of the loop on: blocks that are stored, and removed by eviction, collection,
+// Delete or damage. Changes by other processes and evictions by block servers are not events. It
+// ends when ctx ends; the caller closes the engine later.
 //
 // At most tier.MaxEvents wait for the loop. If there are more, they are dropped and counted
 // (Engine.LostEvents), and an event EventLost replaces them. It is also the first event. After it
-// the loop forgets what it knows, calls Engine.Blocks for each tier, and applies the further events.
+// the loop forgets its index, calls Engine.Blocks for each tier, and applies the further events.
 // The last event of a block in a tier gives its state.
 func (e *Engine) Events(ctx context.Context) iter.Seq[Event] {
 	return func(yield func(Event) bool) {

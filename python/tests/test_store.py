@@ -26,6 +26,7 @@ from conftest import FORKED, HEADS, LAYERS, MODEL, SIZE, TOKENS, config, in_chil
 import kvlane
 from kvlane import Keys, _lib
 from kvlane._writes import Writes
+from kvlane.store import LOST, REMOVED, STORED, Event
 
 PAGES = 32
 Open = Callable[..., kvlane.Store]
@@ -484,6 +485,18 @@ def test_removed_and_pinned_blocks(open_store: Open, tmp_path: pathlib.Path) -> 
         assert store.lookup(keys[:1]) == b"\x01"
     with pytest.raises(kvlane.NotSupported):
         open_store().pin(keys)
+
+
+def test_events(open_store: Open, tmp_path: pathlib.Path) -> None:
+    store = open_store(store={"cache_bytes": "64MiB", "dirs": tmp_path / "a"})
+    assert [e.change for e in store.events()] == [LOST], "the recording begins"
+    keys = keys_of(store, 1)
+    with kvlane.PagedCache(store, arrays(), "lkp") as cache:
+        dump(store, cache, keys, [0])
+        assert store.events() == [Event(STORED, "cache", keys.raw), Event(STORED, "file", keys.raw)]
+        store.remove(keys)
+    assert set(store.events()) == {Event(REMOVED, "cache", keys.raw), Event(REMOVED, "file", keys.raw)}
+    assert store.events() == []
 
 
 def test_sizes_and_directories_as_people_write_them(open_store: Open, tmp_path: pathlib.Path) -> None:

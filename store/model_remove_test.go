@@ -15,7 +15,7 @@ func (m *model) remove() {
 	r, err := m.r.st.Remove(m.r.ctx(), m.r.keys(ns...))
 	m.r.must(err)
 	m.log("remove %v: %d removed, left: %v", ns, len(r.Keys), r.Left)
-	if r.Left != nil && !errors.Is(r.Left, errdefs.ErrBusy) && !(m.c.faults && errors.Is(r.Left, fault.ErrInjected)) {
+	if r.Left != nil && !errors.Is(r.Left, errdefs.ErrBusy) && (!m.c.faults || !errors.Is(r.Left, fault.ErrInjected)) {
 		m.t.Fatalf("remove: %v", r.Left)
 	}
 	for _, n := range ns {

@@ -15,6 +15,7 @@ import (
 	"github.com/kvlane/kvlane/tier/file"
 	"github.com/kvlane/kvlane/tier/log"
 	"github.com/kvlane/kvlane/tier/object"
+	"github.com/kvlane/kvlane/tier/owner"
 )
 
 // keeper has the operations for directories of one kind: a file tier or a log.
@@ -29,6 +30,7 @@ type keeper struct {
 	pin     func(ctx context.Context, dir string, sel file.Selection, boundBytes int64) (file.Pinned, error)
 	unpin   func(ctx context.Context, dir string, sel file.Selection) (file.Pinned, error)
 	why     func(ctx context.Context, dir string, keysOf func(m *file.Marker) ([]block.Key, error)) (file.Answers, error)
+	owners  func(ctx context.Context, dir string) ([]*owner.Client, error) // or nil
 }
 
 // keeperOf returns the operations for a directory, or for a folder in a bucket. For other
@@ -38,9 +40,9 @@ func keeperOf(b bucketAccess, dir string) keeper {
 		return b.keeper()
 	}
 	if log.Recognises(dir) {
-		return keeper{log.Inspect, log.List, log.Verify, log.Repair, log.GC, log.Clear, log.Remove, log.Pin, log.Unpin, log.Why}.asking(log.Owners)
+		return keeper{log.Inspect, log.List, log.Verify, log.Repair, log.GC, log.Clear, log.Remove, log.Pin, log.Unpin, log.Why, nil}.asking(log.Owners)
 	}
-	return keeper{file.Inspect, file.List, file.Verify, file.Repair, file.GC, file.Clear, file.Remove, file.Pin, file.Unpin, file.Why}.asking(file.Owners)
+	return keeper{file.Inspect, file.List, file.Verify, file.Repair, file.GC, file.Clear, file.Remove, file.Pin, file.Unpin, file.Why, nil}.asking(file.Owners)
 }
 
 func newStoreCommand() *cobra.Command {

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 
@@ -15,6 +16,7 @@ import (
 // open, if there are any.
 func (k keeper) asking(owners func(ctx context.Context, dir string) ([]*owner.Client, error)) keeper {
 	alone := k
+	k.owners = owners
 	k.remove = func(ctx context.Context, dir string, sel file.Selection) (r file.Removed, err error) {
 		r, err = alone.remove(ctx, dir, sel)
 		if errors.Is(err, errdefs.ErrBusy) {
@@ -147,4 +149,53 @@ func keysOf(entries []file.Entry) (keys []block.Key) {
 		keys = append(keys, e.Key)
 	}
 	return keys
+}
+
+// ownerWhy has the explanations of a process that has a directory open.
+type ownerWhy struct {
+	Process string            `json:"process"`
+	Blocks  []json.RawMessage `json:"blocks,omitempty"` // as Engine.Why, in the order of the keys
+	Error   string            `json:"error,omitempty"`
+
+	answers []owner.Answer
+}
+
+// askWhy asks the owners of a directory why blocks are stored or not.
+func askWhy(ctx context.Context, k keeper, dir string, keys []block.Key) (all []ownerWhy) {
+	if k.owners == nil || len(keys) == 0 {
+		return nil
+	}
+	err := withOwners(ctx, k.owners, dir, nil, func(owners []*owner.Client) error {
+		for _, c := range owners {
+			w := ownerWhy{Process: c.Process()}
+			var err error
+			if w.answers, err = c.Why(ctx, keys); err != nil {
+				w.Error = err.Error()
+			}
+			for _, a := range w.answers {
+				w.Blocks = append(w.Blocks, a.Why)
+			}
+			all = append(all, w)
+		}
+		return nil
+	})
+	if errors.Is(err, errdefs.ErrBusy) {
+		all = append(all, ownerWhy{Process: "an owner", Error: err.Error()})
+	}
+	return all
+}
+
+// text describes the first block that the owner does not find, or the only block.
+func (w *ownerWhy) text() string {
+	n := 0
+	for n < len(w.answers)-1 && w.answers[n].Stored {
+		n++
+	}
+	switch {
+	case w.Error != "":
+		return "does not answer: " + w.Error
+	case len(w.answers) == 1:
+		return "the block " + w.answers[0].Text
+	}
+	return fmt.Sprintf("of %d blocks, block %d %s", len(w.answers), n, w.answers[n].Text)
 }

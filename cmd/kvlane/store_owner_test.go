@@ -135,7 +135,7 @@ func startOwner(t *testing.T, kind, dir string) *ownerProcess {
 	must(t, o.Start())
 	t.Cleanup(func() {
 		_ = o.in.Close()
-		if err := o.Wait(); err != nil && o.ProcessState.Sys().(syscall.WaitStatus).Signal() != syscall.SIGKILL { //nolint:forcetypeassert // Linux
+		if err := o.Wait(); o.ProcessState.Exited() && err != nil { // otherwise the test has killed it
 			t.Errorf("the owner: %v", err)
 		}
 	})
@@ -198,8 +198,18 @@ func TestCommandsAskTheOwner(t *testing.T) {
 			}
 		}
 		o.do("release")
+		for n, want := range []string{"the block is stored in tier cache", "the block was removed from tier "} {
+			if stdout, _ := store(exitOK, "why", dir, "--key", key(n)); !strings.Contains(stdout, process) || !strings.Contains(stdout, want) {
+				t.Errorf("why: %s; want %q", stdout, want)
+			}
+		}
+		var w struct{ Owners []ownerWhy }
+		stdout, _ := store(exitOK, "why", dir, "--key", key(0), "--key", key(1), "--json")
+		if err := json.Unmarshal([]byte(stdout), &w); err != nil || len(w.Owners) != 1 || len(w.Owners[0].Blocks) != 2 {
+			t.Errorf("why --json: %v, %s", err, stdout)
+		}
 		var p dirPinned
-		stdout, _ := store(exitOK, "pin", dir, "--key", key(2), "--json")
+		stdout, _ = store(exitOK, "pin", dir, "--key", key(2), "--json")
 		if err := json.Unmarshal([]byte(stdout), &p); err != nil || p.Changed != 1 || p.PinnedBlocks != 1 {
 			t.Errorf("pin: %s", stdout)
 		}

@@ -50,7 +50,7 @@ those of "kvlane store stat --json".
 
 The causes are in the removal log of a directory, which keeps the last removals: 65,536 at least if the directory has no bound or one of a GiB or more.
 The command changes nothing, and engines may use the directory meanwhile. Memory, block servers and refusals are known to the engine alone:
-Engine.Why in Go.`,
+engines of this user that have the directory open are asked, and their answers are shown with their processes.`,
 		Example: `  kvlane store why /var/cache/kvlane --tokens 128000,9906,1917,0
   kvlane store why /var/cache/kvlane --tokens-file prompt.txt --expect model=meta-llama/Llama-3.1-8B --expect dtype=bfloat16
   kvlane store why /var/cache/kvlane --key 0000529c5dfa3ff8af88db2191711ca50caa0a371be3b6a51584ab3a82d7dc32`,
@@ -189,6 +189,8 @@ type dirWhy struct {
 	// damaged places between them.
 	Removals int64 `json:"recorded_removals"`
 	Damaged  int64 `json:"damaged_records,omitempty"`
+	// Owners are the explanations of the processes that have the directory open.
+	Owners []ownerWhy `json:"owners,omitempty"`
 
 	stored int // blocks of the prefix
 	known  bool
@@ -235,6 +237,7 @@ func (q *question) ask(ctx context.Context, b bucketAccess, dir string) (w dirWh
 		w.known = w.known || a.Blocks[i].State != tier.Absent || a.Blocks[i].Removed != nil
 	}
 	w.judge(&a.Marker, whys, counts)
+	w.Owners = askWhy(ctx, keeperOf(b, dir), dir, a.Keys)
 	return w, nil
 }
 
@@ -372,6 +375,9 @@ func (w *dirWhy) rows(several, first bool) (rows [][2]string) {
 			}
 			rows = append(rows, [2]string{name, b.Key[:12] + "... " + b.Text})
 		}
+	}
+	for _, o := range w.Owners {
+		rows = append(rows, [2]string{o.Process, o.text()})
 	}
 	if w.Damaged > 0 {
 		rows = append(rows, [2]string{"note", counted(int(w.Damaged), "damaged place", "damaged places") + " in the record of removals were skipped"})

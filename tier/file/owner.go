@@ -32,8 +32,8 @@ func (t *Tier) Serve(o owner.Owner) (servers []*owner.Server, err error) {
 	return servers, nil
 }
 
-// Owners connects to the processes that have a directory open for writing. It returns ErrBusy, and
-// names the process, if one of them does not serve commands.
+// Owners connects to the processes of this host that have a directory open for writing, if there
+// are any. It returns ErrBusy, and names the process, if one of them does not serve commands.
 func Owners(ctx context.Context, path string) (owners []*owner.Client, err error) {
 	d, err := openExisting(dirfs.OS(), path)
 	if err != nil {

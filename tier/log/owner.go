@@ -25,8 +25,8 @@ func (t *Tier) Serve(o owner.Owner) ([]*owner.Server, error) {
 	return []*owner.Server{s}, nil
 }
 
-// Owners connects to the process that has a directory open for writing. It returns ErrBusy, and
-// names the process, if it does not serve commands.
+// Owners connects to the process that has a directory open for writing, if there is one. It returns
+// ErrBusy, and names the process, if it does not serve commands.
 func Owners(ctx context.Context, path string) (owners []*owner.Client, err error) {
 	path = filepath.Clean(path)
 	d, err := dirfs.OS().OpenDir(path)
@@ -34,6 +34,9 @@ func Owners(ctx context.Context, path string) (owners []*owner.Client, err error
 		return nil, fmt.Errorf("reach the owner of directory %s: %w", path, err)
 	}
 	defer func() { err = errors.Join(err, d.Close()) }()
+	if !isOpen(d) {
+		return nil, nil
+	}
 	c, err := owner.Dial(ctx, d, ".", blockdir.Holder(d, blockdir.LockName))
 	if err != nil {
 		return nil, fmt.Errorf("directory %s: %v: %w", path, err, errdefs.ErrBusy) //nolint:errorlint // its class is ErrBusy

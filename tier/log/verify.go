@@ -192,14 +192,14 @@ func (v *verifier) top(d dirfs.Dir) {
 		case n == blockdir.PinsName: // opening reports damage
 		case n == owner.Name && info.Type == fs.ModeSocket:
 		case leftover(n) && info.Regular():
-			if !v.isOpen(d) {
+			if !isOpen(d) {
 				v.found(n, blockdir.Leftover, "its process has died; the next process that opens the directory removes it")
 			}
 		default:
 			v.found(n, blockdir.Foreign, "not created by kvlane")
 		}
 	}
-	if v.isOpen(d) {
+	if isOpen(d) {
 		v.report.LiveSessions = 1
 	}
 	blockdir.NoteByHand(d, v.root, v.report.Findings)
@@ -210,7 +210,7 @@ func (v *verifier) top(d dirfs.Dir) {
 }
 
 // isOpen reports whether a process has the directory open.
-func (v *verifier) isOpen(d dirfs.Dir) bool {
+func isOpen(d dirfs.Dir) bool {
 	lock, err := blockdir.OpenLock(d, blockdir.LockName)
 	if err != nil {
 		return false

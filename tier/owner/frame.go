@@ -23,7 +23,6 @@ const (
 	opPin
 	opUnpin
 	opWhy
-	operations
 )
 
 const (
@@ -63,7 +62,7 @@ func readRequest(r io.Reader) (q request, err error) {
 	switch {
 	case string(header[:4]) != magic || header[5]|header[6]|header[7] != 0:
 		return q, fmt.Errorf("a request begins with %x: %w", header[:8], errdefs.ErrInvalid)
-	case q.op == 0 || q.op >= operations:
+	case q.op == 0 || q.op > opWhy:
 		return q, fmt.Errorf("operation %d is not known: %w", q.op, errdefs.ErrInvalid)
 	case n == 0 || n > MaxKeys:
 		return q, fmt.Errorf("%d keys, must be 1 to %d: %w", n, MaxKeys, errdefs.ErrInvalid)
@@ -86,8 +85,9 @@ func noEOF(err error) error {
 
 // Answer is an owner's answer about one block, for opWhy.
 type Answer struct {
-	Text string          `json:"text"` // tier.Why.String
-	Why  json.RawMessage `json:"why"`  // tier.Why
+	Stored bool            `json:"stored,omitempty"` // tier.Why.Stored
+	Text   string          `json:"text"`             // tier.Why.String
+	Why    json.RawMessage `json:"why"`              // tier.Why
 }
 
 // reply is the result of a request.
@@ -111,9 +111,15 @@ var classes = []struct {
 	err  error
 }{
 	{"pinned", blockdir.ErrPinned},
-	{"busy", errdefs.ErrBusy}, {"not_found", errdefs.ErrNotFound}, {"no_space", errdefs.ErrNoSpace},
-	{"read_only", errdefs.ErrReadOnly}, {"closed", errdefs.ErrClosed}, {"invalid", errdefs.ErrInvalid},
-	{"not_supported", errdefs.ErrNotSupported}, {"canceled", errdefs.ErrCanceled},
+	{"pin_limit", blockdir.ErrPinLimit},
+	{"busy", errdefs.ErrBusy},
+	{"not_found", errdefs.ErrNotFound},
+	{"no_space", errdefs.ErrNoSpace},
+	{"read_only", errdefs.ErrReadOnly},
+	{"closed", errdefs.ErrClosed},
+	{"invalid", errdefs.ErrInvalid},
+	{"not_supported", errdefs.ErrNotSupported},
+	{"canceled", errdefs.ErrCanceled},
 }
 
 // failureOf returns nil for nil.

@@ -145,7 +145,8 @@ func TestOperations(t *testing.T) {
 		t.Errorf("after unpinning: %+v, %v", r, err)
 	}
 	why, err := c.Why(t.Context(), all[:2])
-	if err != nil || len(why) != 2 || !strings.Contains(why[0].Text, "not stored") || !strings.Contains(why[1].Text, "is stored") || !strings.Contains(string(why[1].Why), `"state":"ready"`) {
+	if err != nil || len(why) != 2 || !strings.Contains(why[0].Text, "not stored") || !strings.Contains(why[1].Text, "is stored") ||
+		why[0].Stored || !why[1].Stored || !strings.Contains(string(why[1].Why), `"state":"ready"`) {
 		t.Errorf("why: %+v, %v", why, err)
 	}
 	if err := c.Pin(t.Context(), all); !errors.Is(err, errdefs.ErrNotFound) || !strings.Contains(err.Error(), "process 1") {
@@ -202,7 +203,11 @@ func TestHostileClients(t *testing.T) {
 	file, err := d.Open("folder", unix.O_RDONLY|unix.O_DIRECTORY)
 	must(t, err)
 	defer func() { must(t, file.Close()) }()
-	path := fmt.Sprintf("/proc/self/fd/%d/%s", file.(dirfs.Descriptor).Descriptor(), owner.Name) //nolint:forcetypeassert // of dirfs.OS
+	fd, ok := file.(dirfs.Descriptor)
+	if !ok {
+		t.Fatal("the folder has no descriptor")
+	}
+	path := fmt.Sprintf("/proc/self/fd/%d/%s", fd.Descriptor(), owner.Name)
 	connect := func() net.Conn {
 		t.Helper()
 		c, err := net.Dial("unix", path)

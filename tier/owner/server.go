@@ -75,13 +75,17 @@ func Serve(d dirfs.Dir, folder string, o Owner) (_ *Server, err error) {
 		return errors.Join(c.Control(func(fd uintptr) { err = unix.Fchmod(int(fd), 0o600) }), err)
 	}}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
-	if s.l, err = lc.Listen(s.ctx, "unix", pathOf(fd)); err != nil {
+	l, err := lc.Listen(s.ctx, "unix", pathOf(fd))
+	if err != nil {
 		if errors.Is(err, unix.EPERM) || errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EINVAL) {
 			err = fmt.Errorf("%w: %w", errdefs.ErrNotSupported, err)
 		}
 		return nil, fmt.Errorf("serve commands: %w", err)
 	}
-	s.l.(*net.UnixListener).SetUnlinkOnClose(false) //nolint:forcetypeassert // of network "unix"
+	if u, ok := l.(*net.UnixListener); ok {
+		u.SetUnlinkOnClose(false) // its path names a descriptor
+	}
+	s.l = l
 	s.wg.Go(s.accept)
 	return s, nil
 }
@@ -234,7 +238,7 @@ func (s *Server) do(ctx context.Context, q *request) (p reply) {
 		for i := range all {
 			text, merr := json.Marshal(&all[i])
 			err = errors.Join(err, merr)
-			p.Why = append(p.Why, Answer{all[i].String(), text})
+			p.Why = append(p.Why, Answer{all[i].Stored(), all[i].String(), text})
 		}
 	}
 	p.Error = failureOf(err)

@@ -6,6 +6,7 @@
 //	<dir>/<2 hex>/<64 hex>       the image of a block, named by its key
 //	<dir>/kvlane.removed[.old]   the removal log: the last removals of blocks with their causes
 //	<dir>/tmp/<session>/         images being written; their writer locks <session>/lock
+//	<dir>/kvlane.pins            the list of pinned blocks
 //	<dir>/quarantine/            the last images that failed a check
 //
 // An image is written to a temporary file, synced if the policy requires it, and renamed. A file
@@ -39,6 +40,9 @@
 // other programs take the freed space. Then Puts fail at once, for a second at first and half a
 // minute at most, before one tries again. A process never evicts blocks that it has retained.
 // Another process may evict them, and then a Get is a miss.
+//
+// Pinned blocks are neither evicted nor removed until Unpin, by no process. The list of them
+// changes under the directory's lock. Every process reads a changed list before its next eviction.
 //
 // The modification time of a file is the last use of its block. A hit renews it, at most once per
 // Config.TouchAfter. If a store has set an order (tier.OrderedTier), each block of a prompt gets a

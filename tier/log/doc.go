@@ -4,6 +4,7 @@
 //	<dir>/kvlane.lock       locked by the process that has the directory open
 //	<dir>/seg-<16 hex>      segments: groups of blocks, appended by large writes
 //	<dir>/index             a checkpoint of the index
+//	<dir>/kvlane.pins       the list of pinned blocks
 //	<dir>/quarantine/       the last images that failed a check
 //
 // Concurrent Puts share a write, and with FsyncAlways a sync. The header of a group describes its
@@ -18,8 +19,8 @@
 // Every Get verifies the block: length, identity, key and every checksum. A block that fails is
 // copied to quarantine and is a miss.
 //
-// Near the bound, the segments with the least recently used blocks are emptied. Recently used and
-// retained blocks move to the end of the log. The others are evicted with their segment.
+// Near the bound, the segments with the least recently used blocks are emptied. Recently used,
+// retained and pinned blocks move to the end of the log. The others are evicted with their segment.
 //
 // Running reads and writes ignore the end of their contexts: a call returns only after the last
 // access to its memory.

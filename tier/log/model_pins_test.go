@@ -20,11 +20,15 @@ const (
 	eitherPin // an operation on the pin crashed, or a power failure may have lost the block
 )
 
-// pin pins or unpins a block.
-func (m *model) pin(k int) {
+// pinSome pins or unpins a block, once in n calls.
+func (m *model) pinSome(n int) {
 	m.Helper()
+	if m.pinRng == nil || m.pinRng.IntN(n) > 0 {
+		return
+	}
+	k := m.pinRng.IntN(modelKeys)
 	keys := []block.Key{m.keys[k]}
-	if m.rng.IntN(3) == 0 {
+	if m.pinRng.IntN(3) == 0 {
 		err := m.tr.Unpin(m.Context(), keys)
 		m.addHistory("unpins %d: %v", k, err)
 		if m.pins[k] = unpinned; errors.Is(err, faultfs.ErrCrashed) {
@@ -34,16 +38,16 @@ func (m *model) pin(k int) {
 		}
 		return
 	}
-	n := int64(0)
+	have := int64(0)
 	for _, p := range m.pins {
 		if p != unpinned {
-			n++
+			have++
 		}
 	}
 	err := m.tr.Pin(m.Context(), keys)
 	m.addHistory("pins %d: %v", k, err)
 	b := &m.blocks[k]
-	exceeds := m.c.MaxBytes > 0 && m.pins[k] == unpinned && (n+1)*m.f.Layout.ImageBytes() > m.c.MaxBytes/2
+	exceeds := m.c.MaxBytes > 0 && m.pins[k] == unpinned && (have+1)*m.f.Layout.ImageBytes() > m.c.MaxBytes/2
 	switch {
 	case err == nil && !exceeds && (b.stored || b.unsure):
 		m.pins[k] = pinned
@@ -54,7 +58,7 @@ func (m *model) pin(k int) {
 	case errors.Is(err, faultfs.ErrCrashed):
 		m.pins[k], m.crashed = eitherPin, true
 	default:
-		m.Fatalf("block %d is %+v, %d blocks are pinned, and pin returned %v", k, *b, n, err)
+		m.Fatalf("block %d is %+v, %d blocks are pinned, and pin returned %v", k, *b, have, err)
 	}
 }
 

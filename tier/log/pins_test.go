@@ -14,6 +14,7 @@ import (
 	"github.com/kvlane/kvlane/internal/dirfs/faultfs"
 	"github.com/kvlane/kvlane/internal/fault"
 	"github.com/kvlane/kvlane/internal/testkit"
+	"github.com/kvlane/kvlane/tier"
 	"github.com/kvlane/kvlane/tier/file"
 	"github.com/kvlane/kvlane/tier/internal/blockdir"
 	"github.com/kvlane/kvlane/tier/log"
@@ -21,11 +22,37 @@ import (
 )
 
 // Emptied segments keep their pinned blocks, with half of the bound pinned.
-func TestPinnedBlocksAreMoved(t *testing.T) {
+func TestPinnedStays(t *testing.T) {
 	c := config(t)
 	c.MaxBytes = 16 * segmentBytes
 	tr := open(t, c)
 	tiertest.PinnedStays(t, tr, c.Formats[0])
+}
+
+// Pinned blocks are moved out of segments with other blocks, so that the segments can be removed.
+func TestPinnedBlocksAreMoved(t *testing.T) {
+	c := config(t)
+	tr := open(t, c)
+	var some []block.Key
+	for i, key := range keys(0, 64) {
+		put(t, tr, c.Formats[0], key)
+		if i%8 == 0 {
+			some = append(some, key)
+		}
+	}
+	if err := tr.Pin(t.Context(), some); err != nil {
+		t.Fatal(err)
+	}
+	before := log.Used(tr)
+	n, err := tr.GC(t.Context(), before/4)
+	if after := log.Used(tr); n == 0 || err != nil || after > before/4 {
+		t.Errorf("%d blocks were evicted, and %d of %d bytes are left: %v", n, after, before, err)
+	}
+	for _, key := range some {
+		if err := get(t, tr, c.Formats[0], key); err != nil {
+			t.Error(err)
+		}
+	}
 }
 
 // Pins and their blocks survive a kill and a power failure under every policy, and removed pins do
@@ -201,5 +228,30 @@ func TestPinWithEveryOperationFailing(t *testing.T) {
 				return errors.Join(perr, uerr)
 			})
 		})
+	}
+}
+
+// A pinned block that cannot be moved, because the header of its group is damaged, keeps its
+// segment.
+func TestPinnedBlockWithADamagedHeaderStays(t *testing.T) {
+	c := config(t)
+	tr := open(t, c)
+	put(t, tr, c.Formats[0], keys(0, 3)...)
+	if err := tr.Pin(t.Context(), keys(0, 1)); err != nil {
+		t.Fatal(err)
+	}
+	flip(t, segmentFiles(t, c.Dir)[0], 4096+200) // the header of the first group
+	for _, want := range []tier.State{tier.Ready, tier.Absent} {
+		if _, err := tr.GC(t.Context(), 0); err != nil {
+			t.Error(err)
+		}
+		for i := range 3 {
+			if got := state(t, tr, tiertest.Key(i)); i == 0 && got != want || i > 0 && got != tier.Absent {
+				t.Errorf("block %d is %s; the pinned one must be %s", i, got, want)
+			}
+		}
+		if err := tr.Unpin(t.Context(), keys(0, 1)); err != nil {
+			t.Fatal(err)
+		}
 	}
 }

@@ -1,7 +1,6 @@
 package blockdir
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -50,12 +49,12 @@ func sumOfPin(key block.Key) uint32 { return uint32(xxh3.Hash(append([]byte(pins
 // Encode returns the content of kvlane.pins: a title with the number of entries, and a line for
 // each entry with a key and a checksum.
 func (s PinSet) Encode() []byte {
-	var b bytes.Buffer
-	fmt.Fprintf(&b, "%s %d\n", pinsTitle, len(s))
-	for _, key := range slices.SortedFunc(maps.Keys(s), func(a, b block.Key) int { return bytes.Compare(a[:], b[:]) }) {
-		fmt.Fprintf(&b, "%s %08x\n", key, sumOfPin(key))
+	lines := make([]string, 0, len(s))
+	for key := range s {
+		lines = append(lines, fmt.Sprintf("%s %08x\n", key, sumOfPin(key)))
 	}
-	return b.Bytes()
+	slices.Sort(lines)
+	return fmt.Appendf(nil, "%s %d\n%s", pinsTitle, len(s), strings.Join(lines, ""))
 }
 
 // ParsePins parses kvlane.pins. If it is damaged, ParsePins returns the intact entries and

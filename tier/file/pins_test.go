@@ -191,6 +191,7 @@ func TestDamagedPins(t *testing.T) {
 	if r, err := file.Repair(t.Context(), dir, nil); err != nil || r.SetAside != 1 {
 		t.Errorf("%+v, %v", r, err)
 	}
+	put(t, other, f, keys(0, 4)...)
 	if left := pinnedOf(t, dir); len(left) != 1 {
 		t.Errorf("%v are pinned", left)
 	}

@@ -45,7 +45,7 @@ func testSizes(t *testing.T, env Env) {
 func testScatter(t *testing.T, env Env) {
 	routes(t, env, func(t *testing.T, dst, src Memory) {
 		w := newWorld(t, env, 0, 2)
-		for range 3 {
+		for range less(3) {
 			b := w.scatter(w.region(dst, 1<<18), w.region(src, 1<<18), 1000, func(i int) int64 { return sizes[i%28] })
 			w.ok(w.submit(b))
 		}

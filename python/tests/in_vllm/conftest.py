@@ -57,13 +57,17 @@ class Ran:
 
 
 class Server:
-    """A process that has imported vLLM and forks a child for each run."""
+    """A process that has imported vLLM and forks a child for each run. env are the variables with
+    which programs that import vLLM are forked from it too."""
 
-    def __init__(self) -> None:
+    def __init__(self, folder: Path) -> None:
+        path = f"{HERE / 'forks'}:{os.environ.get('PYTHONPATH', '')}"
+        self.env = {"KVLANE_FORKS": str(folder / "socket"), "PYTHONPATH": path}
         env = {
             **os.environ,
             "VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "TOKENIZERS_PARALLELISM": "false",
-            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "KVLANE_FORKS": self.env["KVLANE_FORKS"],
+            "TORCHDYNAMO_DISABLE": "1",  # compiling what counts log probabilities takes seconds
         }  # fmt: skip
         env.pop("PYTHONHASHSEED", None)  # keys must stay equal across restarts without a fixed hash seed
         command = [sys.executable, "-m", "in_vllm.run"]
@@ -173,8 +177,8 @@ class Engine:
 
 
 @pytest.fixture(scope="session")
-def server() -> Any:
-    s = Server()
+def server(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    s = Server(tmp_path_factory.mktemp("server"))
     yield s
     s.close()
 

@@ -6,6 +6,8 @@ to serve metrics, "log": file for the output, "env": {...}, "steps": [...]}. Oth
 make), "identities", or "requests" (a run of steps.py). A step is {"prompts": [[token, ...], ...], "tokens": n}, {"reset":
 true} (reset the engine's own prefix cache) or {"reset": "all"} (reset the connector too).
 
+It also forks a child for each program of programs.py.
+
 The reply to a plan is the child's process ID, and later that ID with the exit code. For each step the log has a line "STEP
 {...}" with the tokens and the number of cached tokens of each prompt. If the scheduler and worker are in the child itself, the
 line also has the number of preemptions, and the jobs of kvlane's worker: "load" or "store", and whether it was layer by layer.
@@ -14,11 +16,14 @@ line also has the number of preemptions, and the jobs of kvlane's worker: "load"
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
-import multiprocessing
 import os
+import queue
+import socket
 import sys
 import threading
+import traceback
 from collections.abc import Iterator
 from typing import Any
 from unittest import mock
@@ -26,6 +31,8 @@ from unittest import mock
 import prometheus_client
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+
+from . import programs
 
 
 def run(plan: dict[str, Any]) -> None:
@@ -45,7 +52,7 @@ def run(plan: dict[str, Any]) -> None:
         more["kv_events_config"] = KVEventsConfig(enable_kv_cache_events=True, **plan["kv_events"])
         print_names()
     jobs, preempted = watch_jobs(), watch_preemptions()
-    fork_processes()
+    programs.fork_processes()
     llm = LLM(plan["model"], skip_tokenizer_init=True, enforce_eager=True, **plan["engine"], **more)
     if plan.get("metrics"):  # vLLM's API server serves its metrics in the same way
         server, _ = prometheus_client.start_http_server(0, "127.0.0.1")
@@ -71,13 +78,6 @@ def run(plan: dict[str, Any]) -> None:
                 "preempted": len(preempted),
             }
         print("STEP " + json.dumps(out), flush=True)
-
-
-def fork_processes() -> None:
-    """Makes vLLM fork its scheduler and workers. On CPUs it spawns them, and each would import
-    vLLM again, which takes many seconds."""
-    context = multiprocessing.get_context("fork")
-    mock.patch.object(multiprocessing, "get_context", return_value=context).start()
 
 
 def watch_jobs() -> list[tuple[str, bool]]:
@@ -218,26 +218,41 @@ def child(plan: dict[str, Any]) -> None:
             run(plan)
         code = 0
     except BaseException:
-        import traceback
-
         traceback.print_exc()
     finally:
         sys.stdout.flush()
         os._exit(code)  # exit without cleanup: stored KV must not depend on an orderly shutdown
 
 
-def main() -> None:
+def prepare() -> None:
+    """Imports vLLM, and does once what each child would do."""
     import vllm.entrypoints.llm
     import vllm.v1.engine.core
     import vllm.v1.engine.llm_engine
     import vllm.v1.executor.multiproc_executor
     import vllm.v1.executor.uniproc_executor
-    import vllm.v1.worker.cpu_worker  # noqa: F401
-    from vllm.model_executor.models import registry
+    import vllm.v1.worker.cpu_worker
+    from vllm.config.logging import LoggingConfig
+    from vllm.logger import configure_logging_if_needed
+    from vllm.model_executor.models import llama, registry  # noqa: F401
+    from vllm.platforms import current_platform
+
+    with contextlib.suppress(ModuleNotFoundError):  # another release's servers need other packages
+        import vllm.entrypoints.cli.main
+        import vllm.entrypoints.openai.api_server  # noqa: F401
 
     # vLLM would inspect the class of a model in a new process, which imports vLLM again.
     mock.patch.object(registry, "_run_in_subprocess", lambda inspect: inspect()).start()
+    # A child would search all loggers, and its workers all modules for kernels.
+    configure_logging_if_needed(LoggingConfig())
+    current_platform.register_triton_kernel_overrides()
+    mock.patch.object(type(current_platform), "register_triton_kernel_overrides").start()
+    gc.collect()
+    gc.freeze()  # vLLM collects garbage often, and would search all that is imported
 
+
+def main() -> None:
+    prepare()
     lock = threading.Lock()
 
     def say(pid: int, code: int | None) -> None:
@@ -247,11 +262,25 @@ def main() -> None:
     def wait(pid: int) -> None:
         say(pid, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 
+    # The main thread forks, and others read.
+    plans: queue.Queue[Any] = queue.Queue()
+
+    def read() -> None:
+        with open(0, closefd=False) as lines:  # children close sys.stdin, which must not be locked
+            for line in lines:
+                plans.put(json.loads(line))
+        plans.put(None)
+
+    threading.Thread(target=read, daemon=True).start()
+    threading.Thread(target=programs.accept, args=(plans,), daemon=True).start()
     say(0, None)
-    for line in sys.stdin:
+    while (plan := plans.get()) is not None:
+        if isinstance(plan, socket.socket):
+            programs.fork(plan)
+            continue
         pid = os.fork()
         if pid == 0:
-            child(json.loads(line))
+            child(plan)
         say(pid, None)
         threading.Thread(target=wait, args=(pid,), daemon=True).start()
 

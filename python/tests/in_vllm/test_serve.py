@@ -19,6 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from .conftest import LIMIT
@@ -68,7 +69,7 @@ class Served:
 
 
 @contextlib.contextmanager
-def served(model: str, folder: Path) -> Iterator[Served]:
+def served(model: str, folder: Path, forks: dict[str, str]) -> Iterator[Served]:
     """Runs `vllm serve` for a model, with a tokenizer of one word per token."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
@@ -88,10 +89,10 @@ def served(model: str, folder: Path) -> Iterator[Served]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    env = os.environ | {
+    env = os.environ | forks | {
         "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1",
         "VLLM_SERVER_DEV_MODE": "1",  # for /reset_prefix_cache
-        "PYTHONPATH": f"{site.parent}:{os.environ.get('PYTHONPATH', '')}",
+        "PYTHONPATH": f"{forks['PYTHONPATH']}:{site.parent}",
     }  # fmt: skip
     command = [
         sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(own), "--served-model-name", "m", "--port", str(port),
@@ -115,13 +116,20 @@ def served(model: str, folder: Path) -> Iterator[Served]:
                 os.killpg(process.pid, signal.SIGKILL)
 
 
-def test_many_requests_at_a_time(model: Any, tmp_path: Path) -> None:
+@pytest.fixture
+def forks(server: Any) -> dict[str, str]:
+    """Returns the variables with which programs are forked from a process with vLLM."""
+    env: dict[str, str] = server.env
+    return env
+
+
+def test_many_requests_at_a_time(forks: dict[str, str], model: Any, tmp_path: Path) -> None:
     """vLLM's pages hold a third of the prompts. After a reset of vLLM's own cache their prefixes
     are loaded from memory."""
     rng = random.Random(1)
     prefixes = [[rng.randrange(3, 512) for _ in range(96)] for _ in range(10)]
     prompts = [prefixes[i % 10] + [rng.randrange(3, 512) for _ in range(rng.choice((3, 20, 60)))] for i in range(REQUESTS)]
-    with served(model("llama"), tmp_path) as server:
+    with served(model("llama"), tmp_path, forks) as server:
         computed = server.complete_all(prompts)
         before = server.metric("kvlane_store_hits_total", tier="cache")
         server.post("/reset_prefix_cache")

@@ -30,8 +30,8 @@ SMALL = [
 
 
 @pytest.fixture
-def env(tmp_path: Path) -> dict[str, str]:
-    """Returns the environment of a server on CPUs."""
+def env(server: Any, tmp_path: Path) -> dict[str, str]:
+    """Returns the environment of a server on CPUs, which is forked from a process with vLLM."""
     # The CPU build's package has another name, which the command does not find.
     version = vllm.__version__.split("+")[0] + "+cpu"
     site = tmp_path / "site" / f"vllm-{version}.dist-info"
@@ -39,8 +39,8 @@ def env(tmp_path: Path) -> dict[str, str]:
     (site / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n")
     return os.environ | {
         "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1",
-        "PYTHONPATH": f"{site.parent}:{os.environ.get('PYTHONPATH', '')}", "VLLM_NO_USAGE_STATS": "1",
-        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "KVLANE_FORKS": server.env["KVLANE_FORKS"], "PYTHONPATH": f"{server.env['PYTHONPATH']}:{site.parent}",
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "VLLM_NO_USAGE_STATS": "1",
     }  # fmt: skip
 
 
@@ -72,7 +72,8 @@ def test_servers_are_compared(env: dict[str, str], tmp_path: Path) -> None:
 
 def test_the_command_line_of_the_readme(env: dict[str, str], tmp_path: Path) -> None:
     """Runs the README's command line with only the model, the bytes of memory and the directory
-    replaced. Afterwards blocks are in files."""
+    replaced, in an interpreter of its own. Afterwards blocks are in files."""
+    env["PYTHONPATH"] = env["PYTHONPATH"].partition(":")[2]
     section = (SCRIPT.parents[2] / "README.md").read_text().partition("\n## In vLLM\n")[2]
     (line,) = re.findall(r"^    vllm serve .*?^    \}'$", section, re.MULTILINE | re.DOTALL)
     files, port = tmp_path / "files", serving.free_port()

@@ -19,15 +19,15 @@ HITS = (
 )
 
 
-def run(folder: Path, *args: str) -> Any:
+def run(server: Any, folder: Path, *args: str) -> Any:
     command = [sys.executable, str(SCRIPT), "--prompts", "2", "--repeat", "2", "--tokens", "64,128", "--dir", str(folder), *args]
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
+    env = {**os.environ, **server.env, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
     return subprocess.run(command, capture_output=True, text=True, timeout=600, check=False, env=env)
 
 
-def test_a_tiny_model(tmp_path: Path) -> None:
+def test_a_tiny_model(server: Any, tmp_path: Path) -> None:
     out = tmp_path / "ttft.json"
-    done = run(tmp_path, "--engines", "vllm,layerwise,memory,files", "--json", str(out))
+    done = run(server, tmp_path, "--engines", "vllm,layerwise,memory,files", "--json", str(out))
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
     report = json.loads(out.read_text())
     assert not report["wrong"]
@@ -39,9 +39,9 @@ def test_a_tiny_model(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("kvlane-ttft-*"))
 
 
-def test_what_is_not_there_is_said(tmp_path: Path) -> None:
+def test_what_is_not_there_is_said(server: Any, tmp_path: Path) -> None:
     """No engine has written the files that the engine is to read."""
-    done = run(tmp_path, "--engines", "files")
+    done = run(server, tmp_path, "--engines", "files")
     assert done.returncode == 1
     assert "64 tokens, kvlane: after a restart, page cache: [0] tokens were there" in done.stdout, done.stdout[-4000:]
     assert done.stdout.count("NOT FOUND") == 2

@@ -168,8 +168,8 @@ func TestEventsGiveTheContentsOfTheTiers(t *testing.T) {
 			}
 			x.check(t, "after dumps and loads")
 			for _, tr := range e.Tiers() {
-				for key := range e.Blocks(ctx, tr.Name()) {
-					if err := tr.Delete(ctx, key); err != nil {
+				for key, err := range e.Blocks(ctx, tr.Name()) {
+					if err := errors.Join(err, tr.Delete(ctx, key)); err != nil {
 						t.Fatal(err)
 					}
 					break
@@ -177,7 +177,10 @@ func TestEventsGiveTheContentsOfTheTiers(t *testing.T) {
 				switch tr := tr.(type) {
 				case *file.Tier:
 					damageFile(t, c.Store.Dirs[0])
-					for key := range e.Blocks(ctx, file.Name) {
+					for key, err := range e.Blocks(ctx, file.Name) {
+						if err != nil {
+							t.Fatal(err)
+						}
 						_, _ = e.Drop(ctx, []kvlane.Key{key})
 						load, err := e.Load(ctx, nil, cache, []kvlane.Ref{{Key: key}}, kvlane.LoadOptions{})
 						if err != nil {

@@ -307,7 +307,7 @@ func repair(ctx context.Context, fsys dirfs.FS, path string, progress func(block
 			return r, fmt.Errorf("repair directory %s: %w", v.root, blockdir.WriteError(err))
 		}
 	}
-	after, err := verify(ctx, fsys, path, r.Report.Again(progress))
+	after, err := verify(ctx, fsys, path, r.Again(progress))
 	r.SetAfter(after)
 	return r, err
 }

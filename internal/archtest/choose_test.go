@@ -28,7 +28,7 @@ const restParts = 4
 
 // everyMutant returns all mutants.
 func everyMutant() []mutant {
-	return slices.Concat(mutants, storeMutants, storageMutants, fileMutants, shareMutants, transferMutants, blockioMutants, remoteMutants, rpcClientMutants, commandMutants, rpcrdmaMutants, rpcStubsMutants)
+	return slices.Concat(mutants, storeMutants, storageMutants, fileMutants, shareMutants, transferMutants, blockioMutants, remoteMutants, rpcClientMutants, commandMutants, rpcrdmaMutants, rpcStubsMutants, whyMutants)
 }
 
 // chosenMutants returns the mutants to run and logs the choice. Without a merge base with main it

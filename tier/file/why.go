@@ -42,7 +42,7 @@ func (t *Tier) Explain(ctx context.Context, keys []block.Key, out []tier.Explana
 		}
 	}
 	for i, key := range keys {
-		if _, op := t.locks.State(key); op == usage.Writing || op == usage.Publishing {
+		if _, op := t.locks.State(key); op == usage.Publishing || op == usage.Writing && out[i].State != tier.Ready {
 			out[i].State = tier.Filling
 		}
 	}

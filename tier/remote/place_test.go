@@ -174,6 +174,9 @@ func TestHotRunsGetReplicas(t *testing.T) {
 			t.Fatalf("run %d, which is not hot, is at the servers %v", i, at)
 		}
 	}
+	if e, at := x.explain(0); at != home[0] || strings.Count(e.Reason, " of its hot run") != 3 || !strings.Contains(e.Reason, ": replica 3 of its hot run") {
+		t.Errorf("a run with replicas: %+v", e)
+	}
 	before := ps.reads()
 	for range 200 {
 		x.get(0)

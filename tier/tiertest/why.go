@@ -241,12 +241,13 @@ func (m *whyModel) observe(cause tier.Cause, targets []block.Key, start time.Tim
 func (m *whyModel) check() {
 	m.Helper()
 	keys := m.all()
-	online := make([]tier.Explanation, len(keys))
-	if err := m.tr.Explain(m.Context(), keys, online); err != nil {
-		m.Fatal(err)
-	}
+	// Other processes see the removals without help of the tier.
 	offline, err := m.c.Offline(m.Context(), keys)
 	if err != nil {
+		m.Fatal(err)
+	}
+	online := make([]tier.Explanation, len(keys))
+	if err := m.tr.Explain(m.Context(), keys, online); err != nil {
 		m.Fatal(err)
 	}
 	for i := range m.blocks {

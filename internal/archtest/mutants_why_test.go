@@ -46,6 +46,4 @@ var whyMutants = []mutant{
 		"tier/remote/why.go", "len(order) > 1 && was {", "len(order) > 1 && !was {"),
 	defect("cmd/kvlane", "TestStoreWhyOfSeveralFolders",
 		"cmd/kvlane/store_why.go", "return b.rank() - a.rank()", "return a.rank() - b.rank()"),
-	defect("cmd/kvlane", "TestCommandsAskTheOwner",
-		"cmd/kvlane/store_why.go", "if o := &owners[n]; n == 0 ||", "if o := &owners[n]; n < 0 ||"),
 }

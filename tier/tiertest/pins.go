@@ -87,7 +87,11 @@ func testPinReopened(s *suite) {
 		s.Error(err)
 	}
 	s.mustGet(tr, Key(0))
-	s.mustUnpin(tr.(tier.Pinner), Keys(0)...)
+	p, ok := tr.(tier.Pinner)
+	if !ok {
+		s.Fatal("the tier that was opened again cannot pin blocks")
+	}
+	s.mustUnpin(p, Keys(0)...)
 	tr = s.c.Reopen(s.T, tr)
 	s.Cleanup(func() {
 		if err := tr.Close(context.WithoutCancel(s.Context())); err != nil {
@@ -131,7 +135,10 @@ func testPinnedStays(s *suite) {
 func PinnedStays(t *testing.T, tr tier.Tier, f block.Format) {
 	t.Helper()
 	s := newSuite(t, Config{Format: f})
-	p := tr.(tier.Pinner)
+	p, ok := tr.(tier.Pinner)
+	if !ok {
+		t.Fatal("the tier cannot pin blocks")
+	}
 	st, _ := s.stats(tr)
 	half := st.CapacityBytes / 2 / s.imageBytes()
 	var pinned []block.Key

@@ -73,7 +73,11 @@ func runWhy(t *testing.T, seed uint64) {
 		},
 		Corrupt: func(t *testing.T, key block.Key) { damage(t, dir, f, key) },
 	}, func(tr tiertest.WhyTier, keys []block.Key) error {
-		_, err := tr.(*log.Tier).Remove(t.Context(), keys)
+		l, ok := tr.(*log.Tier)
+		if !ok {
+			t.Fatalf("the tier is a %T", tr)
+		}
+		_, err := l.Remove(t.Context(), keys)
 		return err
 	}, seed)
 }

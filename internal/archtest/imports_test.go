@@ -202,7 +202,7 @@ var mayImport = map[string]string{
 	"blockio/blockiotest": onMem + " block blockio wire rdma rdma/registry internal/testkit internal/sys/hostmem",
 	"blockio/gateway":     onMem + " blockio wire rdma rdma/channel rdma/registry",
 	"blockio/server":      onMem + " block blockio blockio/gateway wire internal/auth internal/blockhost internal/hotrun internal/journal",
-	"internal/blockhost":  onMem + " block tier internal/sys/hostmem",
+	"internal/blockhost":  onMem + " block tier tier/owner internal/sys/hostmem",
 	"blockio/asu":         onMem,
 
 	// Transfers between processes.

@@ -369,8 +369,9 @@ func (s *Space) openDisk(ctx context.Context, tenantName string) error {
 		_ = os.Chtimes(dir, now, now) // the time of the last use, for trim; it counts no failure
 	}
 	h.mu.Lock()
-	defer h.mu.Unlock()
 	s.disk = opened
+	h.mu.Unlock()
+	s.servers = s.serve(opened)
 	return nil
 }
 
@@ -437,7 +438,7 @@ func (h *Host) open(t *tenant, id block.Digest) bool {
 
 // closeDisk closes the tier of a space that the tenant has forgotten.
 func (s *Space) closeDisk(done chan struct{}) {
-	err := s.disk.Close(context.Background()) // it waits for reads
+	err := closeServed(context.Background(), s.servers, s.disk) // it waits for reads
 	s.h.mu.Lock()
 	defer s.h.mu.Unlock()
 	if err != nil {
@@ -463,15 +464,19 @@ func (h *Host) closeDisk(ctx context.Context) error {
 	case <-ctx.Done():
 		return fmt.Errorf("close block host: blocks are being written: %w: %w", errdefs.ErrBusy, context.Cause(ctx))
 	}
-	var disks []tier.Tier
+	var open []*Space
 	h.mu.Lock()
 	for _, t := range h.tenants {
-		disks = append(disks, t.disks()...)
+		for _, s := range t.spaces {
+			if s.disk != nil {
+				open = append(open, s)
+			}
+		}
 	}
 	h.mu.Unlock()
 	var errs []error
-	for _, d := range disks {
-		errs = append(errs, d.Close(ctx)) // a second Close does nothing
+	for _, s := range open {
+		errs = append(errs, closeServed(ctx, s.servers, s.disk)) // a second Close does nothing
 	}
 	if err := errors.Join(errs...); err != nil {
 		return err

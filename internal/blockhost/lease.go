@@ -120,17 +120,7 @@ func (s *Space) deleteDisk(ctx context.Context, key block.Key) (deleted bool, er
 	if s.disk == nil {
 		return false, nil
 	}
-	s.h.mu.Lock()
-	e := s.blocks[key]
-	switch {
-	case e == nil:
-	case e.leases > 0:
-		err = fmt.Errorf("delete block %s: %w", key, ErrLeased)
-	case !e.ready || e.write != nil:
-		err = fmt.Errorf("delete block %s: it is incomplete, or being written: %w", key, errdefs.ErrBusy)
-	}
-	s.h.mu.Unlock()
-	if err != nil {
+	if err := s.checkIdle(key); err != nil {
 		return false, err
 	}
 	err = s.disk.Delete(ctx, key)

@@ -7,6 +7,7 @@ import (
 	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/tier"
+	"github.com/kvlane/kvlane/tier/owner"
 )
 
 // maxSpaces bounds the identities of a tenant.
@@ -20,10 +21,11 @@ type Space struct {
 	blocks  map[block.Key]*entry
 	retains map[block.Key]int // leases of blocks on disk
 	users   int
-	used    uint64    // the host's uses when the last user left
-	disk    tier.Tier // nil: none. It is set once, before Host.Space returns the space
-	writes  int       // to disk, queued or in progress
-	active  int       // of writes, in progress
+	used    uint64          // the host's uses when the last user left
+	disk    tier.Tier       // nil: none. It is set once, before Host.Space returns the space
+	servers []*owner.Server // of the directory of disk; set once after disk
+	writes  int             // to disk, queued or in progress
+	active  int             // of writes, in progress
 
 	reads chan struct{} // has an element for each read from disk in progress
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"github.com/kvlane/kvlane/block"
@@ -22,6 +23,10 @@ func (t *Tier) Pin(ctx context.Context, keys []block.Key) error {
 	if t.cfg.ReadOnly {
 		return fmt.Errorf("pin blocks: %w", errReadOnly)
 	}
+	if err := t.beginOp(ctx); err != nil {
+		return err
+	}
+	defer t.endOp()
 	n, err := t.Retain(ctx, keys)
 	defer func() { t.Release(keys[:n]) }()
 	if err == nil && n < len(keys) {
@@ -75,14 +80,18 @@ func (t *Tier) pin(ctx context.Context, d *dir, keys []block.Key) error {
 		}
 	}
 	return blockdir.WithLock(ctx, t.clock, d, func() error {
-		err := t.updatePins(d, func(set blockdir.PinSet) error { return limit.Add(set, keys) })
+		var added []block.Key
+		err := t.updatePins(d, func(set blockdir.PinSet) error {
+			added = slices.DeleteFunc(slices.Clone(keys), func(key block.Key) bool { return set[key] })
+			return limit.Add(set, keys)
+		})
 		if err != nil {
 			return err
 		}
 		for _, key := range keys {
 			if has, err := stored(d, key); !has {
 				return errors.Join(fmt.Errorf("another process has removed block %s: %w", key, errdefs.ErrNotFound), err,
-					t.updatePins(d, func(set blockdir.PinSet) error { return removePins(set, keys) }))
+					t.updatePins(d, func(set blockdir.PinSet) error { return removePins(set, added) }))
 			}
 		}
 		return nil

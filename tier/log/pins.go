@@ -22,6 +22,10 @@ func (t *Tier) pin(ctx context.Context, keys []block.Key, boundBytes int64) erro
 	if t.cfg.ReadOnly {
 		return fmt.Errorf("pin blocks: %w", errReadOnly)
 	}
+	if err := t.beginOp(ctx); err != nil {
+		return err
+	}
+	defer t.ops.EndOp()
 	n, err := t.Retain(ctx, keys)
 	defer func() { t.Release(keys[:n]) }()
 	if err == nil && n < len(keys) {

@@ -27,9 +27,15 @@ const (
 )
 
 var causeNames = [causes]struct{ name, text string }{
-	{"unknown", "an unknown cause"}, {"bound", "the size bound"}, {"full_disk", "a full disk"},
-	{"shared_bound", "the bound shared with other identities"}, {"gc", "garbage collection"}, {"age", "its age"},
-	{"request", "a request"}, {"damage", "damage"}, {"program", "the program"},
+	{"unknown", "an unknown cause"},
+	{"bound", "the size bound"},
+	{"full_disk", "a full disk"},
+	{"shared_bound", "the bound shared with other identities"},
+	{"gc", "garbage collection"},
+	{"age", "its age"},
+	{"request", "a request"},
+	{"damage", "damage"},
+	{"program", "the program"},
 }
 
 func (c Cause) known() Cause {
@@ -164,11 +170,11 @@ type Why struct {
 	// Computed is the last time at which the store advised to compute the block, because loading it
 	// is slower (see package store/admission). It is zero if no such time is recorded.
 	Computed time.Time `json:"advised_to_compute,omitzero"`
-	Tiers    []TierWhy `json:"tiers"` // fast to slow
+	Tiers    []InTier `json:"tiers"` // fast to slow
 }
 
-// TierWhy is the explanation of one tier.
-type TierWhy struct {
+// InTier is the explanation of one tier.
+type InTier struct {
 	Tier string `json:"tier"`
 	Explanation
 }

@@ -12,12 +12,12 @@ func TestWhyTexts(t *testing.T) {
 	at := time.Unix(1000, 0)
 	const clock = "1970-01-01T00:16:40Z"
 	removed := &Removal{Time: at, Cause: CauseBound, PID: 12, Process: "vllm"}
-	memory := TierWhy{Tier: "cache"}
-	below := func(e Explanation) Why { return Why{Tiers: []TierWhy{memory, {Tier: "file", Explanation: e}}} }
+	memory := InTier{Tier: "cache"}
+	below := func(e Explanation) Why { return Why{Tiers: []InTier{memory, {Tier: "file", Explanation: e}}} }
 	ready := below(Explanation{State: Ready, Stored: at, Used: at})
-	both := Why{Tiers: []TierWhy{{Tier: "cache", Explanation: Explanation{State: Ready}}, ready.Tiers[1]}, Computed: at}
+	both := Why{Tiers: []InTier{{Tier: "cache", Explanation: Explanation{State: Ready}}, ready.Tiers[1]}, Computed: at}
 	gone := below(Explanation{Removed: removed, Recorded: at})
-	inMemory := Why{Tiers: []TierWhy{{Tier: "cache", Explanation: Explanation{Removed: removed}}, {Tier: "file"}}}
+	inMemory := Why{Tiers: []InTier{{Tier: "cache", Explanation: Explanation{Removed: removed}}, {Tier: "file"}}}
 	for want, blocks := range map[string][]Why{
 		"there is no whole block": nil,
 		"the block is stored in tier file since " + clock + ", last used " + clock:                                                             {ready},

@@ -48,7 +48,7 @@ A prompt is given as token ids, for engines whose hashes are those of kvlane's h
 engine's block hashes. The identity is that of each folder. With --expect the folders whose identity differs from the engine's are named, with the fields:
 those of "kvlane store stat --json".
 
-The causes are in the removal log of a directory, which keeps the last removals: 65,536 at least if the directory has no bound or one of a GiB or more.
+The causes are in the removal log of a directory, which keeps the last removals: 64,000 at least if the directory has no bound or one of a GiB or more.
 The command changes nothing, and engines may use the directory meanwhile. Memory, block servers and refusals are known to the engine alone:
 engines of this user that have the directory open are asked, and their answers are shown with their processes.`,
 		Example: `  kvlane store why /var/cache/kvlane --tokens 128000,9906,1917,0
@@ -232,7 +232,7 @@ func (q *question) ask(ctx context.Context, b bucketAccess, dir string) (w dirWh
 	whys := make([]tier.Why, len(a.Keys))
 	for i, key := range a.Keys {
 		formats := a.Marker.Formats()
-		whys[i] = tier.Why{Key: key, Other: formats.Group(key) < 0, Tiers: []tier.TierWhy{{Tier: name, Explanation: a.Blocks[i]}}}
+		whys[i] = tier.Why{Key: key, Other: formats.Group(key) < 0, Tiers: []tier.InTier{{Tier: name, Explanation: a.Blocks[i]}}}
 		w.Blocks = append(w.Blocks, blockWhy{Block: i, Key: key.String(), Text: whys[i].String(), Explanation: a.Blocks[i]})
 		w.known = w.known || a.Blocks[i].State != tier.Absent || a.Blocks[i].Removed != nil
 	}

@@ -171,7 +171,7 @@ func TestStoreWhyRefuses(t *testing.T) {
 		"--tokens-file has no token id":          {"--tokens-file", os.DevNull},
 		"--tokens-file: open /nowhere":           {"--tokens-file", "/nowhere"},
 		`--hashes: "xy" is not hexadecimal`:      {"--hashes", "xy"},
-		`unknown field "modle"`:                  {"--tokens", "1", "--expect", "modle=x"},
+		`unknown field "models"`:                 {"--tokens", "1", "--expect", "models=x"},
 		"--expect model: give FIELD=VALUE":       {"--tokens", "1", "--expect", "model"},
 		"cannot unmarshal string into Go struct": {"--tokens", "1", "--expect", "head_size=big"},
 	} {

@@ -35,7 +35,7 @@ func (x *Index) Explain(ctx context.Context, keys []block.Key) ([]tier.Why, erro
 			} else {
 				e = explained[i]
 			}
-			out[i].Tiers = append(out[i].Tiers, tier.TierWhy{Tier: t.Name(), Explanation: e})
+			out[i].Tiers = append(out[i].Tiers, tier.InTier{Tier: t.Name(), Explanation: e})
 		}
 	}
 	return out, nil

@@ -76,11 +76,11 @@ func (f *fake) Why(_ context.Context, keys []block.Key) (all []tier.Why, err err
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for _, key := range keys {
-		w := tier.TierWhy{Tier: "fake"}
+		w := tier.InTier{Tier: "fake"}
 		if _, ok := f.blocks[key]; ok {
 			w.State = tier.Ready
 		}
-		all = append(all, tier.Why{Key: key, Tiers: []tier.TierWhy{w}})
+		all = append(all, tier.Why{Key: key, Tiers: []tier.InTier{w}})
 	}
 	return all, nil
 }

@@ -20,26 +20,26 @@ func numbered(n uint64) (key block.Key) {
 	return key
 }
 
-func openTemp(t testing.TB) (dirfs.Dir, string) {
-	t.Helper()
-	path := t.TempDir()
+func openTemp(tb testing.TB) (dirfs.Dir, string) {
+	tb.Helper()
+	path := tb.TempDir()
 	d, err := dirfs.OS().OpenDir(path)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
-	t.Cleanup(func() {
+	tb.Cleanup(func() {
 		if err := d.Close(); err != nil {
-			t.Error(err)
+			tb.Error(err)
 		}
 	})
 	return d, path
 }
 
-func readAll(t testing.TB, d dirfs.Dir, keys ...block.Key) RemovalLog {
-	t.Helper()
+func readAll(tb testing.TB, d dirfs.Dir, keys ...block.Key) RemovalLog {
+	tb.Helper()
 	l, err := ReadRemovals(d, keys)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	return l
 }

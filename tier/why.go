@@ -170,7 +170,7 @@ type Why struct {
 	// Computed is the last time at which the store advised to compute the block, because loading it
 	// is slower (see package store/admission). It is zero if no such time is recorded.
 	Computed time.Time `json:"advised_to_compute,omitzero"`
-	Tiers    []InTier `json:"tiers"` // fast to slow
+	Tiers    []InTier  `json:"tiers"` // fast to slow
 }
 
 // InTier is the explanation of one tier.

@@ -102,11 +102,11 @@ func (o diskOwner) Why(ctx context.Context, keys []block.Key) ([]tier.Why, error
 	}
 	all := make([]tier.Why, len(keys))
 	for i, key := range keys {
-		memory := tier.TierWhy{Tier: "memory"}
+		memory := tier.InTier{Tier: "memory"}
 		if o.s.Contains(key) {
 			memory.State = tier.Ready
 		}
-		all[i] = tier.Why{Key: key, Tiers: []tier.TierWhy{memory, {Tier: o.disk.Name(), Explanation: on[i]}}}
+		all[i] = tier.Why{Key: key, Tiers: []tier.InTier{memory, {Tier: o.disk.Name(), Explanation: on[i]}}}
 	}
 	return all, nil
 }

@@ -156,8 +156,8 @@ kvl_status kvl_lease_blocks(kvl_engine engine, const uint8_t *keys, size_t n, in
  * number of tokens that need no computation if all blocks are loaded. rest is the number of tokens that are computed in any
  * case at the same time: the other tokens of the request, and those of other requests. The decision uses the measured times
  * of loads from memory and files, and the times passed to kvl_report_computed: the time to compute the KV of that number of
- * tokens (less than 256 tokens give the least time of a step). Without enough samples of both, all blocks are worth loading. If blocks in files are not worth
- * loading, a few are prefetched occasionally, to detect when loads have become faster.
+ * tokens (less than 256 tokens give the least time of a step). Without enough samples of both, all blocks are worth loading.
+ * If blocks in files are not worth loading, a few are prefetched occasionally, to detect when loads have become faster.
  */
 kvl_status kvl_worth(kvl_lease lease, int64_t tokens, int64_t rest, size_t *worth);
 kvl_status kvl_report_computed(kvl_engine engine, int64_t tokens, double seconds);
@@ -365,8 +365,8 @@ kvl_status kvl_manager_lookup(kvl_manager manager, const kvl_blocks *blocks, uin
 /*
  * kvl_manager_worth writes the number of blocks of one page group, from the first, that are faster to load than to compute.
  * Treat the others as misses. states are those of kvl_manager_lookup. tokens is the number of tokens that need no computation
- * if all blocks are loaded, and rest is as for kvl_worth. The decision uses the times of kvl_job_loaded and of kvl_manager_computed: the
- * time to compute the KV of that number of tokens.
+ * if all blocks are loaded, and rest is as for kvl_worth. The decision uses the times of kvl_job_loaded and of
+ * kvl_manager_computed: the time to compute the KV of that number of tokens.
  */
 kvl_status kvl_manager_worth(kvl_manager manager, const kvl_blocks *blocks, const uint8_t *states, int64_t tokens,
                              int64_t rest, size_t *worth);

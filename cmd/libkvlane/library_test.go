@@ -72,6 +72,7 @@ func TestHeaderAgreesWithTheLibrary(t *testing.T) {
 		"KVL_PROMOTE": int64(capi.Promote), "KVL_BYPASS": int64(capi.Bypass), "KVL_POOLED": int64(capi.Pooled),
 		"KVL_ABSENT": int64(capi.Absent), "KVL_UNDER_WAY": int64(capi.UnderWay), "KVL_THERE": int64(capi.There), "KVL_BELOW": int64(capi.Below), "KVL_REMOTE": int64(capi.Remote),
 		"KVL_DONE": int64(capi.Done), "KVL_SOURCE_FREE": int64(capi.SourceFree), "KVL_PUBLISHED": int64(capi.Published),
+		"KVL_EVENT_LOST": int64(kvlane.EventLost), "KVL_EVENT_STORED": int64(kvlane.EventStored), "KVL_EVENT_REMOVED": int64(kvlane.EventRemoved),
 		"KVL_KEY_BYTES": block.KeyBytes, "KVL_HASH_BYTES": block.HashBytes,
 		"KVL_ABI": 3, "KVL_FOREVER": -1,
 	}

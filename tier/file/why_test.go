@@ -2,6 +2,7 @@ package file_test
 
 import (
 	"context"
+	"errors"
 	"os"
 	"testing"
 	"testing/synctest"
@@ -69,7 +70,11 @@ func runWhy(t *testing.T, seed uint64) {
 		},
 		Corrupt: func(t *testing.T, key block.Key) { flip(t, path(dir, key), f.Layout.ShardOff(1)) },
 	}, func(tr tiertest.WhyTier, keys []block.Key) error {
-		_, err := tr.(*file.Tier).Remove(t.Context(), keys)
+		files, ok := tr.(*file.Tier)
+		if !ok {
+			return errors.New("not a tier of files")
+		}
+		_, err := files.Remove(t.Context(), keys)
 		return err
 	}, seed)
 }

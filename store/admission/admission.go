@@ -52,6 +52,7 @@ const (
 	weight        = 0.4  // weight of the latest sample
 	fewTokens     = 256  // a step of fewer tokens takes its least time
 	leastTimes    = 2    // a step of so many least times is as long as its tokens take
+	tooShort      = 4    // no step takes the least time divided by this
 	forgets       = 1.01 // growth of a bound with each sample
 	medianSamples = 9    // number of samples in a median of delays
 	probeAfter    = time.Second
@@ -133,11 +134,13 @@ func (b *bound) add(v float64) {
 	if !(v > 0) || math.IsInf(v, 0) {
 		return
 	}
-	if b.least *= forgets; b.n == 0 || v < b.least {
+	if b.forget(); b.n == 0 || v < b.least {
 		b.least = v
 	}
 	b.n++
 }
+
+func (b *bound) forget() { b.least *= forgets }
 
 // value returns the bound, or infinity if there are too few samples.
 func (b *bound) value() float64 {
@@ -197,22 +200,29 @@ func (m *Model) Delayed(source Source, delay time.Duration) {
 
 // Computed adds the time of a step, in which the program has computed the KV of a number of tokens.
 // Steps of fewer than 256 tokens measure the least time of a step. Of a step that takes about the
-// least time, only a shorter time of a token counts.
+// least time, only a shorter time of a token counts. A step that takes far less measures the least
+// time too.
 func (m *Model) Computed(tokens int64, took time.Duration) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	all := took.Seconds()
+	all, least := took.Seconds(), m.step.value()
 	if tokens < fewTokens {
+		if m.step.known() {
+			all = min(all, leastTimes*least) // a pause of the program counts little
+		}
 		if m.step.add(all); m.step.n == minSamples {
 			m.token = mean{} // which of its samples took the least time is known only now
 		}
 		return
 	}
-	each := all / float64(tokens)
-	if all < leastTimes*m.step.value() {
+	switch each := all / float64(tokens); {
+	case all < least/tooShort: // one of the two times is wrong
+		m.step.add(all)
+	case all < leastTimes*least:
 		m.most.add(each)
-	} else {
+	default:
 		m.token.add(each)
+		m.most.forget()
 	}
 }
 

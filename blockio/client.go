@@ -48,7 +48,7 @@ type ClientOptions struct {
 	Replicas func(run uint32, servers int)
 	// Epoch returns the epoch of the client's list of servers; 0: it has none. If the server's list
 	// is newer it refuses the connection. The client then calls Refresh with the server's epoch and
-	// tries once more, without an epoch if Refresh fails. Nil: no epoch.
+	// tries once more, without an epoch if Epoch is still earlier. Nil: no epoch.
 	Epoch   func() uint64
 	Refresh func(ctx context.Context, epoch uint64) error
 	// Newer is called with the server's epoch when a result has one, because the server's list changed
@@ -244,9 +244,9 @@ func (c *Client) connect(ctx context.Context) (*conn, error) {
 	conn, err := c.open(ctx, c.hello(ctx))
 	var stale *StaleError
 	if errors.As(err, &stale) && c.o.Refresh != nil {
-		refreshed := c.o.Refresh(ctx, stale.Epoch)
+		_ = c.o.Refresh(ctx, stale.Epoch) // after a failure the epoch is as before
 		h := c.hello(ctx)
-		if refreshed != nil {
+		if h.Epoch < stale.Epoch {
 			h.Epoch = 0
 		}
 		conn, err = c.open(ctx, h)

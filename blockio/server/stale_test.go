@@ -43,7 +43,12 @@ func TestClientsWithAnOlderListRefreshIt(t *testing.T) {
 			t.Errorf("%s: %v, refreshed to %d, want %d", c.name, err, asked.Load(), c.asked)
 		}
 	}
+	// The directory of the client never has the server's epoch, as after a restore.
 	client.Store(6)
+	o := blockio.ClientOptions{Retries: -1, Epoch: client.Load, Refresh: func(context.Context, uint64) error { return nil }}
+	if _, err := r.client(t, o).Stat(t.Context()); err != nil {
+		t.Errorf("a client whose directory has earlier epochs: %v", err)
+	}
 	_, err := r.client(t, blockio.ClientOptions{Retries: -1, Epoch: client.Load}).Stat(t.Context())
 	var stale *blockio.StaleError
 	if !errors.As(err, &stale) || stale.Epoch != 7 || !errors.Is(err, blockio.ErrRefused) {

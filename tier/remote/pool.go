@@ -159,7 +159,8 @@ func (p *pool) close(s *server) {
 // refreshPause is the least time between refreshes of the list.
 const refreshPause = time.Second
 
-// newer refreshes the list in the background, because a server has a list of a later epoch.
+// newer refreshes the list in the background, because a server has a list of a later epoch. The list
+// may never have that epoch, if the directory was restored or is another one.
 func (p *pool) newer(epoch uint64) {
 	list, ok := p.members.(metadata.Versioned)
 	if !ok || p.ctx.Err() != nil || list.Epoch() >= epoch || !p.refreshing.CompareAndSwap(false, true) {
@@ -167,9 +168,7 @@ func (p *pool) newer(epoch uint64) {
 	}
 	p.background.Go(func() {
 		defer p.refreshing.Store(false)
-		if list.Refresh(p.ctx, epoch) == nil { // the list counts failures
-			return
-		}
+		_ = list.Refresh(p.ctx, epoch) // the list counts failures
 		select {
 		case <-time.After(refreshPause):
 		case <-p.ctx.Done():

@@ -35,6 +35,7 @@ type fake struct {
 	mu     sync.Mutex
 	blocks map[block.Key]bool // true: pinned
 	stall  chan struct{}      // closed when a Remove waits for its context; nil: none waits
+	place  string             // of all blocks
 }
 
 func (f *fake) Remove(ctx context.Context, keys []block.Key) (r tier.Removed, err error) {
@@ -76,7 +77,7 @@ func (f *fake) Why(_ context.Context, keys []block.Key) (all []tier.Why, err err
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for _, key := range keys {
-		w := tier.InTier{Tier: "fake"}
+		w := tier.InTier{Tier: "fake", Explanation: tier.Explanation{Place: f.place, Reason: "in " + f.place}}
 		if _, ok := f.blocks[key]; ok {
 			w.State = tier.Ready
 		}
@@ -303,5 +304,50 @@ func TestSocketsOfDeadOwners(t *testing.T) {
 	must(t, os.WriteFile(filepath.Join(path, owner.Name), nil, 0o600))
 	if _, err := owner.Serve(d, ".", &fake{}); !errors.Is(err, errdefs.ErrExists) {
 		t.Errorf("serve at a file: %v", err)
+	}
+}
+
+// Clients that list a directory, or wait for another owner, keep neither a connection nor a place.
+func TestIdleClients(t *testing.T) {
+	_, d, _ := serve(t, 20)
+	var clients []*owner.Client
+	for range 20 { // more than are served
+		clients = append(clients, dial(t, d))
+	}
+	for i, c := range clients {
+		if r, err := c.Remove(t.Context(), keys(20)[i:i+1]); err != nil || len(r.Keys) != 1 {
+			t.Fatalf("client %d: %+v, %v", i, r, err)
+		}
+	}
+}
+
+// A link to the socket of another directory does not lead a command to its owner.
+func TestLinkToAnotherSocket(t *testing.T) {
+	f, d, _ := serve(t, 1)
+	must(t, d.Mkdir("other"))
+	file, err := d.Open("other", unix.O_RDONLY|unix.O_DIRECTORY)
+	must(t, err)
+	defer func() { must(t, file.Close()) }()
+	fd, ok := file.(dirfs.Descriptor)
+	if !ok {
+		t.Fatal("the folder has no descriptor")
+	}
+	must(t, unix.Symlinkat("../folder/"+owner.Name, fd.Descriptor(), owner.Name))
+	c, err := owner.Dial(t.Context(), d, "other", "process 1")
+	if err == nil {
+		_, rerr := c.Remove(t.Context(), keys(1))
+		t.Errorf("reached the owner of another directory; %d of 1 blocks are left there: %v", len(f.blocks), errors.Join(rerr, c.Close()))
+	} else if !errors.Is(err, errdefs.ErrNotSupported) {
+		t.Error(err)
+	}
+}
+
+// Explanations may be long.
+func TestLongExplanations(t *testing.T) {
+	f, d, _ := serve(t, owner.MaxKeys)
+	f.place = "/" + strings.Repeat("long/", 800)
+	c := dial(t, d)
+	if all, err := c.Why(t.Context(), keys(owner.MaxKeys)); err != nil || len(all) != owner.MaxKeys {
+		t.Errorf("%d answers, %v", len(all), err)
 	}
 }

@@ -91,8 +91,8 @@ func (c *Client) Process() string { return c.process }
 func (c *Client) Close() error { return unix.Close(c.socket) }
 
 // fewKeys is the number of keys of a request that may take long for each key, as one to a bucket, or
-// whose reply is long for each key.
-const fewKeys = 128
+// whose reply is long for each key. Requests for a prompt begin with a run.
+const fewKeys = 2 * tier.RunBlocks
 
 // ask sends requests for at most most of the keys, and calls each for the replies. It stops at the
 // first error.

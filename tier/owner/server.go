@@ -48,6 +48,7 @@ type Server struct {
 	ctx    context.Context // of operations; ends at Close
 	cancel context.CancelFunc
 	wg     sync.WaitGroup
+	slots  chan struct{} // has an element for each connection
 
 	mu     sync.Mutex
 	closed bool                  // guarded by mu
@@ -58,7 +59,7 @@ type Server struct {
 // ensures that no other process serves it: Serve replaces the socket of a dead owner. It returns
 // ErrNotSupported if the file system has no descriptors or no sockets.
 func Serve(d dirfs.Dir, folder string, o Owner) (_ *Server, err error) {
-	s := &Server{owner: o, folder: d, name: folder + "/" + Name, conns: make(map[net.Conn]struct{})}
+	s := &Server{owner: o, folder: d, name: folder + "/" + Name, slots: make(chan struct{}, maxConns), conns: make(map[net.Conn]struct{})}
 	if folder == "." {
 		s.name = Name
 	}
@@ -157,13 +158,20 @@ func (s *Server) Close(ctx context.Context) error {
 // acceptRetryDelay is the delay after a failed accept, which may fail for lack of descriptors.
 const acceptRetryDelay = 100 * time.Millisecond
 
+// accept serves connections. Those beyond maxConns wait.
 func (s *Server) accept() {
 	for {
+		select {
+		case s.slots <- struct{}{}:
+		case <-s.ctx.Done():
+			return
+		}
 		c, err := s.l.Accept()
 		if errors.Is(err, net.ErrClosed) {
 			return
 		}
 		if err != nil {
+			<-s.slots
 			select {
 			case <-time.After(acceptRetryDelay):
 			case <-s.ctx.Done():
@@ -171,7 +179,7 @@ func (s *Server) accept() {
 			continue
 		}
 		s.mu.Lock()
-		if s.closed || len(s.conns) >= maxConns {
+		if s.closed {
 			_ = c.Close()
 		} else {
 			s.conns[c] = struct{}{}
@@ -188,6 +196,7 @@ func (s *Server) serve(c net.Conn) {
 		s.mu.Lock()
 		delete(s.conns, c)
 		s.mu.Unlock()
+		<-s.slots
 	}()
 	if uid, err := peerUser(c); err != nil || uid != 0 && uid != os.Geteuid() {
 		return

@@ -62,6 +62,7 @@ type Watcher struct {
 	wake chan struct{} // buffers one; notified of a new event
 
 	queue []Event // guarded by of.mu
+	taken int     // number of the first events of queue that Take has returned; guarded by of.mu
 }
 
 // Stored adds an event. Calls for one block of a tier are in the order of its changes.
@@ -84,13 +85,13 @@ func (e *Events) add(event Event) {
 // add queues an event. The caller holds of.mu. If too many events wait, they are dropped, because
 // the watcher has to read the contents anyway.
 func (w *Watcher) add(event Event) {
-	if len(w.queue) == MaxEvents {
+	if len(w.queue)-w.taken == MaxEvents {
 		lost := int64(MaxEvents)
-		if w.queue[0].Change == EventLost {
+		if w.queue[w.taken].Change == EventLost {
 			lost--
 		}
 		w.of.lost.Add(lost)
-		w.queue = append(w.queue[:0], Event{Change: EventLost})
+		w.queue, w.taken = append(w.queue[:0], Event{Change: EventLost}), 0
 	}
 	w.queue = append(w.queue, event)
 	select {
@@ -114,9 +115,11 @@ func (e *Events) Watch() *Watcher {
 func (w *Watcher) Take(most int) []Event {
 	w.of.mu.Lock()
 	defer w.of.mu.Unlock()
-	n := min(most, len(w.queue))
-	taken := slices.Clone(w.queue[:n])
-	w.queue = append(w.queue[:0], w.queue[n:]...)
+	n := min(most, len(w.queue)-w.taken)
+	taken := slices.Clone(w.queue[w.taken : w.taken+n])
+	if w.taken += n; 2*w.taken >= len(w.queue) { // so each event moves once on average
+		w.queue, w.taken = append(w.queue[:0], w.queue[w.taken:]...), 0
+	}
 	return taken
 }
 

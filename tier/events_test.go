@@ -3,6 +3,7 @@ package tier_test
 import (
 	"context"
 	"testing"
+	"time"
 
 	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/tier"
@@ -44,5 +45,31 @@ func TestEventsThatWaitAreBounded(t *testing.T) {
 	e.Removed("file", block.Key{})
 	if got := w.Take(9); len(got) > 0 {
 		t.Errorf("a closed watcher has %v", got)
+	}
+}
+
+// A watcher that takes few events at a time does not move all the others each time, with the locks
+// of the tiers held.
+func TestTakeFewOfManyEvents(t *testing.T) {
+	var e tier.Events
+	w := e.Watch()
+	defer w.Close()
+	for i := range tier.MaxEvents - 1 {
+		e.Stored("cache", block.Key{1, byte(i), byte(i >> 8)})
+	}
+	start, n := time.Now(), 0
+	for some := w.Take(1); len(some) == 1; some = w.Take(1) {
+		if i := n - 1; i >= 0 && some[0].Key != (block.Key{1, byte(i), byte(i >> 8)}) {
+			t.Fatalf("event %d is %v", n, some[0])
+		}
+		if n++; n%2 == 0 {
+			e.Removed("cache", block.Key{1}) // the last ones
+		}
+		if n == tier.MaxEvents {
+			break
+		}
+	}
+	if took := time.Since(start); n != tier.MaxEvents || took > 3*time.Second || e.LostEvents() > 0 {
+		t.Errorf("%d of %d events in %v, %d lost", n, tier.MaxEvents, took, e.LostEvents())
 	}
 }

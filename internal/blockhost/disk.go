@@ -368,10 +368,17 @@ func (s *Space) openDisk(ctx context.Context, tenantName string) error {
 		now := time.Now()
 		_ = os.Chtimes(dir, now, now) // the time of the last use, for trim; it counts no failure
 	}
+	servers := s.serve(opened)
 	h.mu.Lock()
-	s.disk = opened
+	closed := h.closed
+	if !closed {
+		s.disk, s.servers = opened, servers
+	}
 	h.mu.Unlock()
-	s.servers = s.serve(opened)
+	if closed { // Close has not seen the tier
+		return errors.Join(fmt.Errorf("open identity %s: %w", s.format.Identity, errdefs.ErrClosed),
+			closeServed(context.WithoutCancel(ctx), servers, opened))
+	}
 	return nil
 }
 

@@ -6,11 +6,14 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/tier"
 	"github.com/kvlane/kvlane/tier/file"
+	"github.com/kvlane/kvlane/tier/owner"
 )
 
 // Commands reach a host that has a directory open. It removes blocks in memory and on disk, except
@@ -60,5 +63,52 @@ func TestCommandsReachTheHost(t *testing.T) {
 	must(t, h.Close(context.Background()))
 	if owners, err = file.Owners(t.Context(), dir); len(owners) > 0 || err != nil {
 		t.Errorf("a closed host: %d owners, %v", len(owners), err)
+	}
+}
+
+// closing is a tier whose host is closed while the tier begins to serve commands.
+type closing struct {
+	*file.Tier
+	close  func()
+	closed atomic.Bool
+}
+
+func (c *closing) Serve(o owner.Owner) ([]*owner.Server, error) {
+	c.close()
+	return c.Tier.Serve(o)
+}
+
+func (c *closing) Close(ctx context.Context) error {
+	c.closed.Store(true)
+	return c.Tier.Close(ctx)
+}
+
+// A directory that is being opened while the host closes does not stay open.
+func TestCloseWhileADirectoryIsOpened(t *testing.T) {
+	var h *Host
+	var c *closing
+	d := fileDisk(t.TempDir())
+	open := d.Open
+	d.Open = func(ctx context.Context, dir string, f block.Format) (tier.Tier, error) {
+		opened, err := open(ctx, dir, f)
+		if err != nil {
+			return nil, err
+		}
+		real, ok := opened.(*file.Tier)
+		if !ok {
+			t.Fatalf("the tier is a %T", opened)
+		}
+		c = &closing{Tier: real, close: func() { must(t, h.Close(context.Background())) }}
+		return c, nil
+	}
+	h, err := New(Options{CapacityBytes: 1 << 20, Disk: d})
+	must(t, err)
+	s, err := h.Space(t.Context(), "a", numbered(t, 0))
+	if err == nil {
+		s.Release()
+	}
+	wantErr(t, "an identity of a closed host", err, errdefs.ErrClosed)
+	if !c.closed.Load() {
+		t.Error("the directory stays open")
 	}
 }

@@ -23,7 +23,7 @@ type Space struct {
 	users   int
 	used    uint64          // the host's uses when the last user left
 	disk    tier.Tier       // nil: none. It is set once, before Host.Space returns the space
-	servers []*owner.Server // of the directory of disk; set once after disk
+	servers []*owner.Server // of the directory of disk; set with disk
 	writes  int             // to disk, queued or in progress
 	active  int             // of writes, in progress
 

@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/kvlane/kvlane/block"
+	"github.com/kvlane/kvlane/internal/present"
 	"github.com/kvlane/kvlane/tier"
 	"github.com/kvlane/kvlane/tier/file"
 )
@@ -377,7 +378,7 @@ func (w *dirWhy) rows(several, first bool) (rows [][2]string) {
 		}
 	}
 	for _, o := range w.Owners {
-		rows = append(rows, [2]string{o.Process, o.text()})
+		rows = append(rows, [2]string{present.Name(o.Process), o.text()})
 	}
 	if w.Damaged > 0 {
 		rows = append(rows, [2]string{"note", counted(int(w.Damaged), "damaged place", "damaged places") + " in the record of removals were skipped"})

@@ -180,3 +180,13 @@ func TestStoreWhyRefuses(t *testing.T) {
 		}
 	}
 }
+
+// The name of a process is chosen by its user, and must not control the terminal.
+func TestNamesOfOwnersAreEscaped(t *testing.T) {
+	w := dirWhy{known: true, Owners: []ownerWhy{{Process: "process 1 (\x1b[2J)", Error: "none"}}}
+	for _, row := range w.rows(false, true) {
+		if strings.Contains(row[0]+row[1], "\x1b") && row[0] != "verdict" {
+			t.Errorf("the row is %q", row)
+		}
+	}
+}

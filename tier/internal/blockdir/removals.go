@@ -189,6 +189,10 @@ func ReadRemovals(d dirfs.Dir, wanted []block.Key) (l RemovalLog, err error) {
 	var errs []error
 	for _, name := range []string{RemovalsOld, RemovalsName} {
 		f, err := d.Open(name, os.O_RDONLY)
+		if errors.Is(err, dirfs.ErrIrregular) {
+			l.Damaged++
+			continue
+		}
 		if Gone(err) {
 			continue
 		}

@@ -237,3 +237,17 @@ func BenchmarkRemovals(b *testing.B) {
 	}
 	r.Flush()
 }
+
+// A folder or a link with the name of a log is a damaged place, and does not hide the other file.
+func TestRemovalLogThatIsNoFile(t *testing.T) {
+	d, path := openTemp(t)
+	r := NewRemovals(d, 0)
+	r.Add(time.Unix(1000, 0), numbered(1), tier.CauseGC)
+	r.Flush()
+	if err := os.Mkdir(filepath.Join(path, RemovalsOld), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if l := readAll(t, d, numbered(1)); l.Records != 1 || l.Damaged != 1 || l.Last[numbered(1)].Cause != tier.CauseGC {
+		t.Errorf("beside a folder: %+v", l)
+	}
+}

@@ -173,6 +173,14 @@ func TestFullDirectoryLosesNothing(t *testing.T) {
 	if !errors.Is(err, errdefs.ErrNoSpace) || !errors.Is(err, unix.ENOSPC) || !strings.Contains(err.Error(), dir) {
 		t.Errorf("got %v, want ErrNoSpace with the errno and the directory", err)
 	}
+	for _, text := range append(rep.ErrorSamples, err.Error()) {
+		if strings.Contains(text, "\n") {
+			t.Errorf("a failure has several lines: %s", text)
+		}
+	}
+	if !strings.HasSuffix(rep.ErrorSamples[1], "; and 1 block more") {
+		t.Errorf("failures %q, want the number of the other blocks", rep.ErrorSamples)
+	}
 	if !rep.Complete || rep.DumpErrors != 3 || rep.DumpedBlocks != 3 || rep.Mismatches != 0 || rep.PrefixHits != 2 {
 		t.Errorf("report: %+v", rep)
 	}

@@ -212,10 +212,33 @@ func (r *run) awaitDurable(ctx context.Context) {
 			r.tally.latency(r.tally.durable, time.Since(d.start))
 			leftOut = addLeftOut(leftOut, d.task.LeftOut())
 		case ctx.Err() == nil:
-			r.tally.failDump(fmt.Errorf("line %d: %w", d.line, err))
+			r.tally.failDump(fmt.Errorf("line %d: %w", d.line, firstOf(err)))
 		}
 	}
 }
+
+// firstOf shortens the text of the joined errors of a dump to that of the first block. The result
+// wraps the errors of all blocks.
+func firstOf(err error) error {
+	joined, ok := err.(interface{ Unwrap() []error })
+	if !ok {
+		return err
+	}
+	list := joined.Unwrap()
+	if len(list) < 2 || err.Error() != errors.Join(list...).Error() {
+		return err
+	}
+	return &dumpError{fmt.Sprintf("%v; and %s more", list[0], present.Things(int64(len(list)-1), "block")), err}
+}
+
+// dumpError is an error with a shorter text.
+type dumpError struct {
+	text string
+	err  error
+}
+
+func (e *dumpError) Error() string { return e.text }
+func (e *dumpError) Unwrap() error { return e.err }
 
 // addLeftOut adds list to sum by tier. It keeps the first cause of each tier.
 func addLeftOut(sum, list []store.LeftOut) []store.LeftOut {

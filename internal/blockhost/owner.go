@@ -72,8 +72,8 @@ func (o diskOwner) Remove(ctx context.Context, keys []block.Key) (r tier.Removed
 		switch err := o.s.Delete(ctx, key); {
 		case err == nil && !removed[key]:
 			r.Keys = append(r.Keys, key)
-		case err != nil && !errors.Is(err, errdefs.ErrNotFound):
-			left = append(left, err)
+		case err != nil && !errors.Is(err, errdefs.ErrNotFound) && (removed[key] || r.Left == nil):
+			left = append(left, err) // otherwise r.Left has the reason of the disk
 		}
 	}
 	r.Left = errors.Join(append(left, r.Left)...)

@@ -45,6 +45,9 @@ func TestCommandsReachTheHost(t *testing.T) {
 	if err != nil || !slices.Equal(r.Keys, keys[2:]) || !errors.Is(r.Left, errdefs.ErrBusy) {
 		t.Errorf("removed %v, left %v: %v", r.Keys, r.Left, err)
 	}
+	if r.Left == nil || r.Left.Error() != "1 blocks are in use: busy; 1 blocks: pinned, and kept until it is unpinned: busy" {
+		t.Errorf("the leased and the pinned block: %v", r.Left)
+	}
 	for i, want := range []bool{true, true, false} {
 		if got, err := s.Read(t.Context(), keys[i]); (err == nil) != want {
 			t.Errorf("block %d: %v, want it: %t", i, err, want)

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strings"
 
 	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/errdefs"
@@ -101,7 +102,7 @@ type reply struct {
 
 // failure is an error that crosses a socket.
 type failure struct {
-	Text  string `json:"text"`
+	Text  string `json:"text"`            // one line
 	Class string `json:"class,omitempty"` // name of a sentinel; empty: none
 }
 
@@ -127,7 +128,7 @@ func failureOf(err error) *failure {
 	if err == nil {
 		return nil
 	}
-	f := &failure{Text: err.Error()}
+	f := &failure{Text: strings.ReplaceAll(err.Error(), "\n", "; ")}
 	for _, c := range classes {
 		if f.Class == "" && errors.Is(err, c.err) {
 			f.Class = c.name

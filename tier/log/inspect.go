@@ -251,7 +251,10 @@ func gc(ctx context.Context, fsys dirfs.FS, path string, targetBytes int64, prog
 	if err != nil {
 		return c, fmt.Errorf("collect: %w", err)
 	}
-	defer func() { err = errors.Join(err, t.Close(context.WithoutCancel(ctx))) }()
+	defer func() {
+		err = errors.Join(err, t.Close(context.WithoutCancel(ctx)))
+		c.After = t.space.usedBytes() // Close truncates the segments with moved blocks
+	}()
 	c.Before, c.Swept = t.space.usedBytes(), int(t.count.swept.Load())
 	if targetBytes < 0 {
 		return c, fmt.Errorf("collect directory %s down to %d bytes: %w", path, targetBytes, errdefs.ErrInvalid)
@@ -261,7 +264,7 @@ func gc(ctx context.Context, fsys dirfs.FS, path string, targetBytes int64, prog
 			progress(c.Before-used, c.Before-targetBytes)
 		}
 	})
-	c.Removed, c.After, c.Left = int64(removed), t.space.usedBytes(), left
+	c.Removed, c.Left = int64(removed), left
 	return c, context.Cause(ctx)
 }
 

@@ -111,11 +111,12 @@ func TestPinOfADirectory(t *testing.T) {
 	if r, err := log.Remove(t.Context(), c.Dir, log.Selection{Keys: keys(3, 5)}); err != nil || len(r.Keys) != 1 || !errors.Is(r.Left, file.ErrPinned) {
 		t.Errorf("remove: %+v, %v", r, err)
 	}
-	if r, err := log.GC(t.Context(), c.Dir, 0, nil); err != nil || r.Left != nil || r.Removed != 1 {
+	r, err := log.GC(t.Context(), c.Dir, 0, nil)
+	if err != nil || r.Left != nil || r.Removed != 1 {
 		t.Errorf("collect: %+v, %v", r, err)
 	}
-	if in, err := log.Inspect(t.Context(), c.Dir); err != nil || in.Blocks != 4 || in.Pinned != in.Totals {
-		t.Errorf("inspect: %+v, %v", in, err)
+	if in, err := log.Inspect(t.Context(), c.Dir); err != nil || in.Blocks != 4 || in.Pinned != in.Totals || in.SegmentBytes != r.After {
+		t.Errorf("inspect: %+v, %v; GC left %d bytes", in, err, r.After)
 	}
 	if p, err = log.Unpin(t.Context(), c.Dir, log.Selection{}); err != nil || len(p.Keys) != 4 || p.Total.Blocks != 0 {
 		t.Errorf("unpin: %+v, %v", p, err)

@@ -297,8 +297,8 @@ func TestDefectGCIsSilentAboutForeignFilesInQuarantine(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, c := range []struct{ flag, want string }{
-		{"--quarantine", "files removed  1, 2 B\n  removed      " + aside + "\n  stays        " + mine + ": foreign; kvlane store gc --foreign " + dir + " removes it\n"},
-		{"--foreign", "files removed  1, 4 B\n  removed      " + mine + "\n"},
+		{"--quarantine", "collected      1 file removed\nfiles removed  1, 2 B\n  removed      " + aside + "\n  stays        " + mine + ": foreign; kvlane store gc --foreign " + dir + " removes it\n"},
+		{"--foreign", "collected      1 file removed\nfiles removed  1, 4 B\n  removed      " + mine + "\n"},
 	} {
 		if code, stdout, stderr := execute(t, "store", "gc", c.flag, dir); code != exitOK || stdout != c.want {
 			t.Errorf("gc %s: exit code %d, %q, want %q; %s", c.flag, code, stdout, c.want, stderr)

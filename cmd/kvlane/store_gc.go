@@ -30,6 +30,9 @@ type collectedBlocks struct {
 	Swept       int   `json:"swept_files"`
 	// Left is the error for files that could not be removed or examined.
 	Left string `json:"left,omitempty"`
+	// PinnedBlocks and PinnedBytes are pinned, if more bytes than requested are left.
+	PinnedBlocks int64 `json:"pinned_blocks,omitempty"`
+	PinnedBytes  int64 `json:"pinned_bytes,omitempty"`
 }
 
 // clearedFiles is the result of --quarantine, --foreign and --remove.
@@ -147,7 +150,14 @@ func (d *dirCollected) collect(ctx context.Context, b bucketAccess, to targets, 
 		if err != nil {
 			return errors.Join(left, err)
 		}
-		d.collectedBlocks = &collectedBlocks{c.Before, c.After, c.Removed, c.Swept, ""}
+		d.collectedBlocks = &collectedBlocks{BytesBefore: c.Before, BytesAfter: c.After, Removed: c.Removed, Swept: c.Swept}
+		if target >= 0 && c.After > target {
+			in, err := keeperOf(b, d.Directory).inspect(ctx, d.Directory)
+			if err != nil {
+				return errors.Join(left, err)
+			}
+			d.PinnedBlocks, d.PinnedBytes = in.Pinned.Blocks, in.Pinned.Bytes
+		}
 		if c.Left != nil {
 			d.Left = c.Left.Error()
 			left = errors.Join(left, fmt.Errorf("collect %s: not all could be removed: %w", d.Directory, c.Left))
@@ -197,6 +207,10 @@ func (d *dirCollected) rows() (rows [][2]string) {
 			{"blocks removed", fmt.Sprint(b.Removed)},
 			{"files swept", fmt.Sprint(b.Swept)},
 		}...)
+		if b.PinnedBlocks > 0 {
+			rows = append(rows, [2]string{"above SIZE", fmt.Sprintf("%s, %s, are pinned: kvlane store ls --pinned %s lists them",
+				counted(int(b.PinnedBlocks), "block", "blocks"), present.Bytes(b.PinnedBytes), shellWord(d.Directory))})
+		}
 	}
 	return rows
 }

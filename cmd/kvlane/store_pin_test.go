@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/kvlane/kvlane/block"
+	"github.com/kvlane/kvlane/internal/present"
 	"github.com/kvlane/kvlane/tier"
 	"github.com/kvlane/kvlane/tier/file"
 	"github.com/kvlane/kvlane/tier/log"
@@ -97,7 +98,13 @@ func TestStorePin(t *testing.T) {
 		if _, stderr := store(exitFailure, "rm", "--key", key(1)); !strings.Contains(stderr, "1 blocks: pinned") || !strings.Contains(stderr, "kvlane store unpin DIR") {
 			t.Errorf("rm of a pinned block: %s", stderr)
 		}
-		store(exitOK, "gc", "--max-bytes", "0")
+		stdout, _ = store(exitOK, "gc", "--max-bytes", "0")
+		if !strings.Contains(stdout, "above SIZE      3 blocks, "+present.Bytes(3*size)+", are pinned: kvlane store ls --pinned "+dir+" lists them\n") {
+			t.Errorf("gc of pinned blocks: %s", stdout)
+		}
+		if stdout, _ = store(exitOK, "gc", "--max-bytes", "1MiB"); strings.Contains(stdout, "pinned") {
+			t.Errorf("gc to a size above that of pinned blocks: %s", stdout)
+		}
 		if stdout, _ = store(exitOK, "ls", "--json"); strings.Count(stdout, `"pinned":true`) != 3 || strings.Contains(stdout, key(3)) {
 			t.Errorf("after gc: %s", stdout)
 		}

@@ -283,7 +283,7 @@ func (c *Client) connect(ctx context.Context) (*conn, error) {
 func (c *Client) open(ctx context.Context, h *Hello) (*conn, error) {
 	nc, err := c.o.Dial(ctx)
 	if err != nil {
-		return nil, lostError{fmt.Errorf("dial block server: %w", err)}
+		return nil, fmt.Errorf("dial block server: %w", err)
 	}
 	return openConn(ctx, nc, h, c.slots, c.o.Newer)
 }

@@ -197,7 +197,7 @@ func (r *clusterReport) print(w io.Writer) error {
 		}
 	}
 	if silent > 0 {
-		p.Verdict(present.Warn, "%s; %d do not answer", head, silent)
+		p.Verdict(present.Warn, "%s; %s", head, counted(silent, "does not answer", "do not answer"))
 	} else {
 		p.Verdict(present.Good, "%s, all answer", head)
 	}

@@ -81,6 +81,15 @@ func waitForText(t *testing.T, url, text string) {
 	}
 }
 
+// A member that does not answer is counted, and named with the reason.
+func TestClusterStatusOfASilentMember(t *testing.T) {
+	code, stdout, stderr := execute(t, "cluster", "status", "127.0.0.1:1")
+	if code != exitOK || !strings.HasPrefix(stdout, "! 1 member; 1 does not answer\n") || strings.Count(stdout, "the connection has ended") != 1 ||
+		!strings.Contains(stdout, "127.0.0.1:1 does not answer: ") {
+		t.Errorf("exit code %d, %s%s", code, stdout, stderr)
+	}
+}
+
 // Servers register, are drained by an operator and by an interruption, and leave.
 func TestClusterStatusAndDrain(t *testing.T) {
 	for _, version := range etcdtest.Versions {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -17,6 +18,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/blockhost"
+	"github.com/kvlane/kvlane/internal/present"
 	"github.com/kvlane/kvlane/internal/settings"
 	"github.com/kvlane/kvlane/tier/file"
 	"github.com/kvlane/kvlane/tier/log"
@@ -53,6 +56,8 @@ var nextSteps = []step{
 	{isErr(syscall.EADDRNOTAVAIL), text("this host does not have this address: give one of its own, 127.0.0.1:PORT for this host only or 0.0.0.0:PORT for all.")},
 	{isErr(syscall.ECONNREFUSED), text("no process listens there: start kvlane transfer serve --name HOST:PORT, or for a benchmark kvlane bench transfer --mode target, with the same --protocol and --metadata.")},
 	{isA[*net.AddrError], text("give HOST:PORT, an IPv6 address in brackets: [::1]:15995.")},
+	{all(of("cluster"), isA[*net.DNSError]), text("give a name that this host can resolve; dns+srv://_SERVICE._PROTOCOL.DOMAIN needs SRV records.")},
+	{all(of("cluster"), isErr(context.DeadlineExceeded)), text("check that etcd listens at these addresses, and --etcd-ca if it uses TLS.")},
 	{isA[*net.DNSError], text("give HOST:PORT: an address, or a name that this host can resolve, and a numeric port.")},
 	{all(changed("log-dir"), isErr(errdefs.ErrBusy)), text("one process may open a log: stop the other one, or give another --log-dir; several processes may share a --file-dir.")},
 	{isErr(file.ErrPinned), text("kvlane store unpin DIR with the same --key or --identity, then try again; kvlane store ls DIR --pinned lists the pinned blocks.")},
@@ -187,12 +192,15 @@ func userName(id uint32) string {
 	return "user " + n
 }
 
-// noMarker returns advice for a directory without kvlane.json, which can be restored from the
-// blocks.
+// noMarker returns advice for a directory without kvlane.json: it belongs to a block server, or the
+// file can be restored from the blocks.
 func (f *failure) noMarker() string {
 	for _, arg := range f.cmd.Flags().Args() {
 		if object.IsURL(arg) {
 			continue
+		}
+		if blockhost.Recognises(arg) {
+			return present.Name(arg) + " is the directory of a block server: give the directory of a tenant in it."
 		}
 		dirs, err := foldersOf(f.cmd.Context(), bucketAccess{}, arg)
 		if err == nil && slices.ContainsFunc(dirs, lostMarker) {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -14,6 +15,7 @@ import (
 	"testing"
 
 	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/blockhost"
 )
 
 // Every error names the next step.
@@ -36,6 +38,10 @@ func TestDefectErrorsHaveANextStep(t *testing.T) {
 		}
 	}()
 	empty := t.TempDir() // without a folder of blocks
+	blockd := t.TempDir()
+	unlock, err := blockhost.LockRoot(blockd, "a test")
+	must(t, err)
+	must(t, unlock())
 	none := filepath.Join(dir, "no such", "place")
 	replay := "replay " + trace + " --device sim --cache-bytes 4MiB "
 	for args, want := range map[string]string{
@@ -61,6 +67,7 @@ func TestDefectErrorsHaveANextStep(t *testing.T) {
 		replay + "--file-read-only --file-dir " + none:                        "Next: check the name: a read-only directory must exist.",
 		"replay " + none + " --device sim":                                    "Next: check the name; - is standard input",
 		"store ls " + empty:                                                   "has made, or the directory above such folders: check DIR.",
+		"store ls " + blockd:                                                  "Next: " + blockd + " is the directory of a block server: give the directory of a tenant in it.",
 		"store stat " + empty:                                                 "Next: kvlane store reads a directory that kvlane replay --file-dir",
 		"store gc --max-bytes 0 " + empty:                                     "Next: kvlane store reads a directory that kvlane replay --file-dir",
 		"store verify --repair " + empty:                                      ": check DIR.",
@@ -99,18 +106,20 @@ func TestNextStepByError(t *testing.T) {
 		err     error
 		want    string
 	}{
-		"another's directory":   {"replay", &fs.PathError{Op: "mkdir", Path: within, Err: syscall.EACCES}, filepath.Dir(filepath.Dir(within)) + " belongs to " + me + ": run the command as a user with permission, or give a directory of your own, such as /home/me/.cache/kvlane."},
-		"another's, of store":   {"store gc", &fs.PathError{Op: "open", Path: "/", Err: syscall.EPERM}, "/ belongs to root: run the command as a user with permission."},
-		"no file":               {"replay", syscall.EACCES, "run the command as a user with permission, or as root."},
-		"a read-only mount":     {"replay", &fs.PathError{Op: "mkdir", Path: "/", Err: syscall.EROFS}, "the file system of / is mounted read-only: give a directory elsewhere, or --file-read-only to serve loads from it."},
-		"a full disk":           {"replay", errdefs.ErrNoSpace, "free space there: kvlane store gc DIR --max-bytes SIZE"},
-		"blocks in use":         {"store rm", errdefs.ErrBusy, "stop the process that has the directory open, or"},
-		"a log that is in use":  {"store verify", errdefs.ErrBusy, "one process may open a log: stop the other one, then"},
-		"a carried remedy":      {"replay", errdefs.WithRemedy(errdefs.ErrNoMemory, "make the cache smaller"), "make the cache smaller."},
-		"a NIC of no name":      {"bench copy", fmt.Errorf("open NICs: %w", errdefs.ErrNotFound), ""},
-		"a damaged kvlane.json": {"store ls", errdefs.ErrCorrupt, "kvlane store verify DIR reports the damage, and with --repair"},
-		"nothing is known":      {"replay", errdefs.ErrCorrupt, ""},
-		"a GPU that is in use":  {"calibrate", errdefs.ErrBusy, ""},
+		"another's directory":    {"replay", &fs.PathError{Op: "mkdir", Path: within, Err: syscall.EACCES}, filepath.Dir(filepath.Dir(within)) + " belongs to " + me + ": run the command as a user with permission, or give a directory of your own, such as /home/me/.cache/kvlane."},
+		"another's, of store":    {"store gc", &fs.PathError{Op: "open", Path: "/", Err: syscall.EPERM}, "/ belongs to root: run the command as a user with permission."},
+		"no file":                {"replay", syscall.EACCES, "run the command as a user with permission, or as root."},
+		"a read-only mount":      {"replay", &fs.PathError{Op: "mkdir", Path: "/", Err: syscall.EROFS}, "the file system of / is mounted read-only: give a directory elsewhere, or --file-read-only to serve loads from it."},
+		"a full disk":            {"replay", errdefs.ErrNoSpace, "free space there: kvlane store gc DIR --max-bytes SIZE"},
+		"blocks in use":          {"store rm", errdefs.ErrBusy, "stop the process that has the directory open, or"},
+		"a log that is in use":   {"store verify", errdefs.ErrBusy, "one process may open a log: stop the other one, then"},
+		"a carried remedy":       {"replay", errdefs.WithRemedy(errdefs.ErrNoMemory, "make the cache smaller"), "make the cache smaller."},
+		"a NIC of no name":       {"bench copy", fmt.Errorf("open NICs: %w", errdefs.ErrNotFound), ""},
+		"a damaged kvlane.json":  {"store ls", errdefs.ErrCorrupt, "kvlane store verify DIR reports the damage, and with --repair"},
+		"etcd is down":           {"cluster status", context.DeadlineExceeded, "check that etcd listens at these addresses, and --etcd-ca if it uses TLS."},
+		"members without a name": {"cluster status", &net.DNSError{}, "give a name that this host can resolve; dns+srv://_SERVICE._PROTOCOL.DOMAIN needs SRV records."},
+		"nothing is known":       {"replay", errdefs.ErrCorrupt, ""},
+		"a GPU that is in use":   {"calibrate", errdefs.ErrBusy, ""},
 	} {
 		cmd, _, err := newRootCommand().Find(strings.Fields(c.command))
 		if err != nil {

@@ -195,6 +195,7 @@ type dirWhy struct {
 
 	stored int // blocks of the prefix
 	known  bool
+	next   string // advice if nothing is known about the blocks, or ""
 }
 
 // blockWhy is a block in the output.
@@ -238,6 +239,14 @@ func (q *question) ask(ctx context.Context, b bucketAccess, dir string) (w dirWh
 		w.known = w.known || a.Blocks[i].State != tier.Absent || a.Blocks[i].Removed != nil
 	}
 	w.judge(&a.Marker, whys, counts)
+	switch {
+	case len(a.Keys) == 0:
+		w.Verdict += ": the prompt has " + counted(len(q.prompt), "token", "tokens") + ", fewer than a block"
+	case counts == nil:
+		w.next = "a key includes the identity: ask by --tokens or --hashes, or compare it with the keys of kvlane store ls"
+	default:
+		w.next = "compare the engine's identity with that of the folders: --expect FIELD=VALUE, fields as in kvlane store stat --json"
+	}
 	w.Owners = askWhy(ctx, keeperOf(b, dir), dir, a.Keys)
 	return w, nil
 }
@@ -282,7 +291,7 @@ func (q *question) differs(m *file.Marker) (fields []string, err error) {
 	}
 	for _, g := range m.Groups {
 		if g.Identity == nil {
-			return []string{"the directory has no identity in words, only the digest " + g.Digest.String()}, nil
+			return nil, usagef("store why: the directory has no identity in words, only the digest %s: leave out --expect", g.Digest)
 		}
 		want, err := q.expected(*g.Identity)
 		if err != nil {
@@ -383,8 +392,8 @@ func (w *dirWhy) rows(several, first bool) (rows [][2]string) {
 	if w.Damaged > 0 {
 		rows = append(rows, [2]string{"note", counted(int(w.Damaged), "damaged place", "damaged places") + " in the record of removals were skipped"})
 	}
-	if !w.known && len(w.Differs) == 0 {
-		rows = append(rows, [2]string{"next", "compare the engine's identity with that of the folders: --expect FIELD=VALUE, fields as in kvlane store stat --json"})
+	if !w.known && w.next != "" {
+		rows = append(rows, [2]string{"next", w.next})
 	}
 	return rows
 }

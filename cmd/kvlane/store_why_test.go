@@ -111,7 +111,10 @@ func TestStoreWhy(t *testing.T) {
 			}
 			contains(why(prompt...), "block 0 was removed from tier "+kind+" by garbage collection at ")
 
-			contains(why("--tokens", "1,2"), "verdict  there is no whole block\n")
+			if got := why("--tokens", "1,2"); got != "verdict  there is no whole block: the prompt has 2 tokens, fewer than a block\n" {
+				t.Errorf("a short prompt: %s", got)
+			}
+			contains(why("--key", tiertest.Key(1).String()), "next     a key includes the identity: ask by --tokens or --hashes, or compare it with the keys of kvlane store ls\n")
 
 			// The identity.
 			contains(why(append(prompt, "--expect", "dtype=bf16", "--expect", "salt=secret", "--expect", "block_tokens=16")...), "block 0 was removed from tier")
@@ -158,6 +161,16 @@ func TestStoreWhyOfSeveralFolders(t *testing.T) {
 		len(all[1].Differs) != 1 || !strings.Contains(all[1].Differs[0], "bfloat16") || len(all[1].Blocks) != 0 {
 		t.Errorf("%s", stdout)
 	}
+}
+
+// A block server's directory has digests instead of identities in words. Its fields are not compared.
+func TestStoreWhyWithoutIdentity(t *testing.T) {
+	storeWith(t, 1, func(t *testing.T, dir string, _ block.Format, _ func() tier.Tier) {
+		code, stdout, stderr := execute(t, "store", "why", dir, "--key", tiertest.Key(0).String(), "--expect", "dtype=fp8")
+		if code != exitUsage || stdout != "" || !strings.Contains(stderr, "has no identity in words, only the digest ") || !strings.Contains(stderr, ": leave out --expect") {
+			t.Errorf("exit code %d, %s%s", code, stdout, stderr)
+		}
+	})
 }
 
 func TestStoreWhyRefuses(t *testing.T) {

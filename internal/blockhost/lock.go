@@ -16,6 +16,12 @@ import (
 // lockName is the file that a process locks in the root. It is no name of a tenant.
 const lockName = ".blockd.lock"
 
+// Recognises reports whether a block server has locked the directory root, now or before.
+func Recognises(root string) bool {
+	_, err := os.Lstat(filepath.Join(root, lockName))
+	return err == nil
+}
+
 // LockRoot makes the directory root and locks it for this process until unlock is called. holder
 // describes the process for the error of another one. LockRoot does not wait: it returns ErrBusy,
 // with the holder, if another process has the lock.

@@ -12,6 +12,7 @@ import (
 	"github.com/kvlane/kvlane"
 	"github.com/kvlane/kvlane/bench"
 	"github.com/kvlane/kvlane/internal/settings"
+	"github.com/kvlane/kvlane/metadata/etcd"
 	engine "github.com/kvlane/kvlane/transfer"
 	"github.com/kvlane/kvlane/transfer/mooncake"
 )
@@ -88,7 +89,7 @@ var needs = append(settingNeeds(), []need{
 	},
 	{
 		commands: []string{"transfer serve", "transfer probe", "transfer ls", "transfer put", "transfer get", "bench transfer"}, flags: etcdNames,
-		met: settings.Given("metadata"), lacks: "--metadata etcd://HOST:PORT/CLUSTER",
+		met: inEtcd, lacks: "--metadata etcd://HOST:PORT/CLUSTER",
 	},
 	{
 		commands: []string{"replay"}, flags: etcdNames,
@@ -188,6 +189,11 @@ func settingNeeds() []need {
 		needs[i] = need{commands: r.Commands, flags: r.Names, met: r.Met, lacks: r.Lacks, clashes: r.Clashes}
 	}
 	return needs
+}
+
+// inEtcd holds if the segments of the transfer engine are found in etcd.
+func inEtcd(value func(string) string) bool {
+	return strings.HasPrefix(value("metadata"), etcd.Scheme+"://")
 }
 
 // noDevice is the value of --device for measuring host memory only.

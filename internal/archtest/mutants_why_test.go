@@ -3,7 +3,7 @@ package archtest
 // whyMutants are defects of removal logs and explanations.
 var whyMutants = []mutant{
 	defect("tier/internal/blockdir", "TestRemovalsAreBounded",
-		"tier/internal/blockdir/removals.go", "info.Bytes+int64(len(b)) > r.limit;", "info.Bytes < 0;"),
+		"tier/internal/blockdir/removals.go", "info.Bytes+int64(len(b)) > r.limit {", "info.Bytes < 0 {"),
 	defect("tier/internal/blockdir", "TestRemovalsAreFound",
 		"tier/internal/blockdir/removals.go", "want[key] && (!ok || !r.Time.Before(last.Time)) {", "want[key] && (!ok || r.Time.Before(last.Time)) {"),
 	defect("tier/internal/blockdir", "TestRemovalsOfSeveralProcesses",
@@ -12,8 +12,6 @@ var whyMutants = []mutant{
 		"tier/internal/blockdir/removals.go", "				at++\n", "				at += removalBytes\n"),
 	defect("tier/internal/blockdir", "TestDamagedRemovalsAreSkipped",
 		"tier/internal/blockdir/removals.go", " != uint32(xxh3.Hash(b[:removalSum])) {", " == uint32(xxh3.Hash(b[:removalSum]))+1 {"),
-	defect("cmd/kvlane", "TestStoreCommandsOfSeveralFolders",
-		"tier/internal/blockdir/removals.go", "_ = r.dir.SetTime(\".\", used.Modified)", "_ = used"),
 	defect("tier/file", "TestWhyModel",
 		"tier/file/collect.go", "r.a.clock.Now(), c.key, r.cause)", "r.a.clock.Now(), c.key, tier.CauseBound)"),
 	defect("tier/file", "TestWhyModel",

@@ -109,14 +109,8 @@ func (r *Removals) Lost() int64 { return r.lost.Load() }
 // append appends b to the current file, after making it the old one if it is full.
 func (r *Removals) append(b []byte) (err error) {
 	info, err := r.dir.Stat(RemovalsName)
-	if full := err == nil && info.Bytes+int64(len(b)) > r.limit; full || Gone(err) {
-		// The time of a directory without a usage record is that of its last use: see file.LastUse.
-		if used, serr := r.dir.Stat("."); serr == nil {
-			defer func() { _ = r.dir.SetTime(".", used.Modified) }()
-		}
-		if full {
-			err = r.dir.Rename(RemovalsName, RemovalsOld, true)
-		}
+	if err == nil && info.Bytes+int64(len(b)) > r.limit {
+		err = r.dir.Rename(RemovalsName, RemovalsOld, true)
 	}
 	if err != nil && !Gone(err) {
 		return err

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 import zmq
 
 from kvlane.store import LOST, REMOVED, STORED, Event
@@ -139,3 +140,24 @@ def test_a_block_is_stored_when_all_ranks_have_it() -> None:
     below.reset()
     assert {e[:2] for e in events()} <= {("file", True), ("remote", True)}
     assert all(not held for held in below._held.values())
+
+
+def test_blocks_whose_removal_is_never_reported_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Servers and other processes remove blocks without an event. The oldest count as removed."""
+    from kvlane.keys import Keys
+    from kvlane.vllm import events
+
+    monkeypatch.setattr(events, "_MOST", 2)
+    keys = [bytes([i]) * 32 for i in range(4)]
+    names = [bytes([i]) * 4 for i in range(4)]
+    store = Fake(*(Event(STORED, "remote", k) for k in keys))
+    recorder = events.Recorder(store, 0)  # type: ignore[arg-type]
+    recorder.note(Keys(b"".join(keys)), names, names)
+    changes = recorder.take()
+    assert [c.name for c in changes if not c.stored] == names[:2]
+    below = events.Below(1, ["cache", "remote"])
+    below.apply(c for c in changes if c.stored)
+    below.found(names[0], names[0], files=False)
+    gone = [bytes(k) for e in below.take() if e.removed for k in e.keys]
+    assert gone == names[:3]
+    assert list(below._held["remote"]) == [names[3], names[0]]

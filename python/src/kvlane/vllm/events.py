@@ -22,6 +22,7 @@ logger = init_logger("vllm.kvlane")  # vLLM configures only the loggers below it
 MEDIA: Mapping[str, str] = {"file": "FILE", "remote": "REMOTE", "object": "OBJECT"}
 _SHARED = ("remote", "object")
 _RECENT = 1 << 16
+_MOST = 1 << 20  # blocks that are reported as stored, for each tier
 
 
 class Change(NamedTuple):
@@ -55,6 +56,8 @@ class Recorder:
         """Return the changes since the last call.
 
         If the store has lost events, its blocks are reported as removed until they are stored again.
+        So are the oldest of more than 1,048,576 blocks in a tier: servers, and other processes with
+        the same directory, remove blocks without an event.
         """
         out = []
         while events := self._store.events():
@@ -72,6 +75,8 @@ class Recorder:
                         if change != REMOVED:
                             held[key] = block
                         out.append(Change(self._rank, tier, *block, change != REMOVED))
+                    if len(held) > _MOST:
+                        out.append(Change(self._rank, tier, *held.pop(next(iter(held))), False))
         return out
 
     def _block(self, key: bytes) -> tuple[bytes, bytes] | None:
@@ -120,10 +125,14 @@ class Below:
                 self._set(tier, name, key, had, 0)
 
     def _set(self, tier: str, name: bytes, key: OffloadKey, had: int, now: int) -> None:
+        held = self._held[tier]
         if now:
-            self._held[tier][name] = now, key
+            held[name] = now, key
         else:
-            self._held[tier].pop(name, None)
+            held.pop(name, None)
+        if len(held) > _MOST:
+            oldest = next(iter(held))
+            self._set(tier, oldest, held[oldest][1], held[oldest][0], 0)
         if (had == self._all) == (now == self._all):
             return
         removed, last = now != self._all, self._events[-1] if self._events else None

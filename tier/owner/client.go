@@ -19,7 +19,7 @@ import (
 // Client asks the owner of a directory. It connects for each operation, because an owner does not
 // wait long for a command that lists a directory or asks another owner. One goroutine may use it.
 type Client struct {
-	socket  int // descriptor of the socket's file
+	socket  int // descriptor of the socket's file; -1: closed
 	user    int // that the folder belongs to
 	process string
 }
@@ -87,8 +87,14 @@ func (c *Client) connect(ctx context.Context) (net.Conn, error) {
 // Process describes the owner.
 func (c *Client) Process() string { return c.process }
 
-// Close closes the socket's file.
-func (c *Client) Close() error { return unix.Close(c.socket) }
+// Close closes the socket's file. Later calls do nothing.
+func (c *Client) Close() error {
+	socket := c.socket
+	if c.socket = -1; socket < 0 {
+		return nil
+	}
+	return unix.Close(socket)
+}
 
 // fewKeys is the number of keys of a request that may take long for each key, as one to a bucket, or
 // whose reply is long for each key. Requests for a prompt begin with a run.

@@ -158,6 +158,13 @@ func TestOperations(t *testing.T) {
 	}
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()
+	defer func() {
+		must(t, c.Close())
+		if _, err := c.Why(t.Context(), all[:1]); err == nil {
+			t.Error("a closed client has an answer")
+		}
+		must(t, c.Close())
+	}()
 	if _, err := c.Remove(ended, all); !errors.Is(err, context.Canceled) {
 		t.Errorf("with an ended context: %v", err)
 	}

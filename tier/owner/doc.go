@@ -11,6 +11,6 @@
 // A request is a header of 12 bytes and keys of 32 bytes: "kvo", the version 1, the operation,
 // three zero bytes, and the number of keys, 1 to MaxKeys, as a little-endian uint32. The reply is
 // its length, a little-endian uint32 of at most 4 MiB, and a JSON object. A connection may have
-// several requests, one after another. An owner serves at most 8 connections at a time; others wait.
-// It waits at most 10 s for a request, and works at most a minute on one.
+// several requests, one after another. An owner serves at most 8 connections at a time, and others
+// wait. It waits at most 10 s for a request, and works at most a minute on one.
 package owner

@@ -481,27 +481,3 @@ func TestConnectedClientsRefreshTheirList(t *testing.T) {
 		t.Errorf("%d connections to the first server", n)
 	}
 }
-
-// A server whose epoch the directory never has, as after a restore of the directory, does not cause
-// a read of the directory with every result.
-func TestALaterEpochIsRefreshedOncePerPause(t *testing.T) {
-	ps := newPeers(t, 1, 1<<24)
-	var reads atomic.Int64
-	x := newFixture(t, ps, func(c *remote.Config) {
-		d, ok := c.Members.(*directory)
-		if !ok {
-			t.Fatal("the list is no directory")
-		}
-		d.epoch = 7
-		d.refreshed = func() error { reads.Add(1); return nil }
-	}, ps.members()...)
-	x.put(0)
-	for epoch := uint64(100); epoch < 200; epoch++ {
-		ps[0].epoch.Store(epoch)
-		x.present(1)
-		time.Sleep(time.Millisecond)
-	}
-	if n := reads.Load(); n < 1 || n > 2 {
-		t.Errorf("%d reads of the directory for 100 results", n)
-	}
-}

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/errdefs"
@@ -183,6 +184,17 @@ func askWhy(ctx context.Context, k keeper, dir string, keys []block.Key) (all []
 		all = append(all, ownerWhy{Process: "an owner", Error: err.Error()})
 	}
 	return all
+}
+
+// knows reports whether the owner has one of the blocks, or the reason why it did not store it.
+func (w *ownerWhy) knows() bool {
+	return slices.ContainsFunc(w.answers, func(a owner.Answer) bool {
+		var why struct{ Tiers []struct{ Refused string } } // a part of tier.Why
+		if a.Stored || json.Unmarshal(a.Why, &why) != nil {
+			return a.Stored
+		}
+		return slices.ContainsFunc(why.Tiers, func(t struct{ Refused string }) bool { return t.Refused != "" })
+	})
 }
 
 // text describes the first block that the owner does not find, or the only block.

@@ -247,8 +247,18 @@ func (q *question) ask(ctx context.Context, b bucketAccess, dir string) (w dirWh
 	default:
 		w.next = "compare the engine's identity with that of the folders: --expect FIELD=VALUE, fields as in kvlane store stat --json"
 	}
-	w.Owners = askWhy(ctx, keeperOf(b, dir), dir, a.Keys)
+	w.consult(askWhy(ctx, keeperOf(b, dir), dir, a.Keys))
 	return w, nil
+}
+
+// consult adds the explanations of the owners. The verdict names the first owner that knows more
+// than the directory.
+func (w *dirWhy) consult(owners []ownerWhy) {
+	w.Owners = owners
+	if at := slices.IndexFunc(owners, func(o ownerWhy) bool { return o.knows() }); at >= 0 && !w.known {
+		w.Verdict += "; " + owners[at].Process + ": " + owners[at].text()
+		w.next = ""
+	}
 }
 
 // judge sets the verdict: that of the page group with the shortest stored prefix.

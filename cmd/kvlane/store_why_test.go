@@ -14,6 +14,7 @@ import (
 	"github.com/kvlane/kvlane/tier"
 	"github.com/kvlane/kvlane/tier/file"
 	"github.com/kvlane/kvlane/tier/log"
+	"github.com/kvlane/kvlane/tier/owner"
 	"github.com/kvlane/kvlane/tier/tiertest"
 )
 
@@ -160,6 +161,19 @@ func TestStoreWhyOfSeveralFolders(t *testing.T) {
 		all[0].Blocks[2].State != "absent" || all[0].Blocks[2].Block != 2 || all[0].Blocks[2].Removed != nil ||
 		len(all[1].Differs) != 1 || !strings.Contains(all[1].Differs[0], "bfloat16") || len(all[1].Blocks) != 0 {
 		t.Errorf("%s", stdout)
+	}
+}
+
+// The verdict about a block that a directory does not know is that of an owner that knows it.
+func TestStoreWhyConsultsOwners(t *testing.T) {
+	for reason, known := range map[string]bool{"no space": true, "": false} {
+		text, err := json.Marshal(tier.Why{Tiers: []tier.InTier{{Tier: "cache"}, {Tier: "file", Explanation: tier.Explanation{Refused: reason}}}})
+		must(t, err)
+		w := dirWhy{Verdict: "unknown", next: "ask"}
+		w.consult([]ownerWhy{{Process: "process 7", Error: "closed"}, {Process: "process 8", answers: []owner.Answer{{Text: "was not stored", Why: text}}}})
+		if len(w.Owners) != 2 || (w.next == "") != known || (w.Verdict == "unknown; process 8: the block was not stored") != known {
+			t.Errorf("%q: %+v", reason, w)
+		}
 	}
 }
 

@@ -35,8 +35,10 @@ OffloadingWorker.take_pooled = lambda self: {}
 OffloadingWorker.begin_step = lambda self: None
 OffloadingWorker.loading = lambda self: False
 OffloadingWorker.times = {}
+OffloadingWorker.recorder = None
 OffloadingManager.computed = lambda self, tokens, seconds: None
 OffloadingManager.scheduled = lambda self, tokens: None
+OffloadingManager.changed = lambda self, events: None
 for module, name, other in (
     (v0_32, "Worker", OffloadingWorker),
     (v0_32, "Scheduler", OffloadingManager),

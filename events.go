@@ -61,8 +61,8 @@ func (e *Engine) LostEvents() int64 { return e.events.LostEvents() }
 
 // Blocks returns an iterator over the keys of the blocks in a tier, in any order. The last element
 // may have an error instead of a key: ErrNotFound if there is no such tier, and ErrNotSupported for
-// tiers that do not list blocks, as block servers and buckets. Use Engine.Lookup for these. Blocks
-// that are stored or removed meanwhile may be listed or not.
+// tiers that do not list blocks, as block servers and buckets. Use Engine.Lookup for these. The tier
+// "window" lists none. Blocks that are stored or removed meanwhile may be listed or not.
 func (e *Engine) Blocks(ctx context.Context, name string) iter.Seq2[Key, error] {
 	return func(yield func(Key, error) bool) {
 		err := e.list(ctx, name, func(key Key) error {

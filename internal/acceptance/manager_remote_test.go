@@ -23,6 +23,13 @@ import (
 // blockServer starts a block server in memory. stop may be called twice.
 func blockServer(t *testing.T) (addr string, stop func()) {
 	t.Helper()
+	addr, _, stop = blockServerOf(t)
+	return addr, stop
+}
+
+// blockServerOf is blockServer. It returns also the server's blocks.
+func blockServerOf(t *testing.T) (addr string, host *blockhost.Host, stop func()) {
+	t.Helper()
 	host, err := blockhost.New(blockhost.Options{CapacityBytes: 64 << 20})
 	if err != nil {
 		t.Fatal(err)
@@ -45,7 +52,7 @@ func blockServer(t *testing.T) (addr string, stop func()) {
 		}
 	}
 	t.Cleanup(stop)
-	return at.String(), stop
+	return at.String(), host, stop
 }
 
 // prompt returns the names of the blocks of prompt p. They are less than a run.
@@ -152,10 +159,11 @@ func TestManagerOverBlockServers(t *testing.T) {
 	for _, pipeline := range []string{"cache|remote", "cache|file|remote"} {
 		t.Run(strings.ReplaceAll(pipeline, "|", " "), func(t *testing.T) {
 			var addrs []string
+			var hosts []*blockhost.Host
 			var stops []func()
 			for range 3 {
-				addr, stop := blockServer(t)
-				addrs, stops = append(addrs, addr), append(stops, stop)
+				addr, host, stop := blockServerOf(t)
+				addrs, hosts, stops = append(addrs, addr), append(hosts, host), append(stops, stop)
 			}
 			m, workers := storeAndReload(t, pipeline, func(c *kvlane.Config) { c.Store.Remote = strings.Join(addrs, ",") })
 			for _, w := range workers {
@@ -165,9 +173,19 @@ func TestManagerOverBlockServers(t *testing.T) {
 					}
 				}
 			}
-			stops[0]()
-			if lost := lostPrompts(t, m); lost == 0 || lost == managerPrompts {
-				t.Errorf("without one of 3 servers, %d of %d prompts are lost", lost, managerPrompts)
+			runs := 0 // in the stopped servers. The blocks of a prompt and a worker are a run.
+			for i, stop := range stops {
+				for _, u := range hosts[i].Usages() {
+					runs += int(u.Blocks) / cachePages
+				}
+				stop()
+				least, most := (runs+len(workers)-1)/len(workers), min(runs, managerPrompts)
+				if lost := lostPrompts(t, m); lost < least || lost > most {
+					t.Errorf("without %d of 3 servers, %d prompts are lost, %d to %d were expected", i+1, lost, least, most)
+				}
+			}
+			if runs != managerPrompts*len(workers) {
+				t.Errorf("the servers had %d runs", runs)
 			}
 		})
 	}

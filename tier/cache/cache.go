@@ -328,13 +328,14 @@ func (t *Tier) Delete(ctx context.Context, key block.Key) error {
 	return nil
 }
 
-// List calls yield for the key of each Ready block.
+// List calls yield for the key of each Ready block. A transient tier lists none, because its blocks
+// leave without events.
 func (t *Tier) List(ctx context.Context, yield func(key block.Key) error) error {
 	var keys []block.Key
 	t.mu.Lock()
 	err := t.checkOpen()
 	for i := range t.entries {
-		if err == nil && t.entries[i].state == tier.Ready {
+		if err == nil && !t.transient && t.entries[i].state == tier.Ready {
 			keys = append(keys, t.entries[i].key)
 		}
 	}

@@ -3,6 +3,7 @@ package cache_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"testing"
 
 	"github.com/kvlane/kvlane/block"
@@ -33,6 +34,9 @@ func TestWindowForgets(t *testing.T) {
 		t.Fatal(n, err)
 	}
 	slot.Release()
+	if err := c.List(ctx, func(key block.Key) error { return fmt.Errorf("block %s", key) }); err != nil {
+		t.Errorf("a list of a window: %v", err)
+	}
 	again, err := c.Open(ctx, tiertest.Key(1))
 	if err != nil {
 		t.Fatal(err)

@@ -9,7 +9,8 @@ import (
 
 // Stream copies batches asynchronously. All methods are safe for concurrent use.
 type Stream interface {
-	// Submit accepts the whole batch or nothing. While the stream is full it blocks until ctx ends.
+	// Submit accepts the whole batch or nothing. While the stream is full it blocks until ctx ends;
+	// the error then wraps ErrBusy and the cause of ctx.
 	// ctx does not affect an accepted batch. The batch and its slices must not change until the
 	// ticket resolves. An empty batch is valid and completes in order.
 	Submit(ctx context.Context, b *mem.Batch) (*Ticket, error)

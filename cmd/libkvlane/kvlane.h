@@ -282,7 +282,7 @@ kvl_status kvl_close_stream(kvl_stream stream, int64_t timeout_ms);
 /*
  * kvl_copy copies n pieces: bytes[i] bytes from offset from_at[i] of one memory to offset to_at[i] of another, or the same. A
  * written piece must not overlap another piece. after: as for kvl_dump_blocks. Wait for the task with KVL_DONE. The timeout
- * limits the wait for space in the stream: KVL_BUSY if it stays full. With 0 the call takes at most a millisecond.
+ * limits the wait for space in the stream: KVL_BUSY if it stays full. With 0 the call does not wait for space.
  */
 kvl_status kvl_copy(kvl_stream stream, kvl_memory to, const uint64_t *to_at, kvl_memory from, const uint64_t *from_at,
                     const uint64_t *bytes, size_t n, const kvl_after *after, int64_t timeout_ms, kvl_task *task);

@@ -176,7 +176,8 @@ type Copies struct {
 }
 
 // Copy starts copies. If after is not nil, they start after the work enqueued on this stream of the
-// program. The timeout limits the wait for space in the stream.
+// program. The timeout limits the wait for space in the stream. If it is zero, the error of a full
+// stream has the status Busy at once.
 func (l *Library) Copy(h Handle, c *Copies, after *uint64, timeoutMillis int64) (Handle, error) {
 	s, err := find[*copier](&l.handles, h)
 	if err != nil {
@@ -206,12 +207,7 @@ func (l *Library) Copy(h Handle, c *Copies, after *uint64, timeoutMillis int64) 
 		defer func() { u.Started(ended) }()
 	}
 	b.Dst, b.Src = extents(to.region, c.ToAt, c.Size), extents(from.region, c.FromAt, c.Size)
-	if timeoutMillis == 0 {
-		timeoutMillis = 1 // a stream refuses a context that has already ended
-	}
-	ctx, cancel := l.within(timeoutMillis)
-	defer cancel()
-	ticket, err := s.stream.Submit(ctx, b)
+	ticket, err := s.submit(l, b, timeoutMillis)
 	switch {
 	case errors.Is(err, errPending):
 		return 0, fmt.Errorf("copy: the stream is full: wait for a task: %w", errdefs.ErrBusy)
@@ -220,6 +216,25 @@ func (l *Library) Copy(h Handle, c *Copies, after *uint64, timeoutMillis int64) 
 	}
 	ended = func(ctx context.Context) error { return inuse.Wait(ctx, ticket.Done()) }
 	return l.handles.add(&task{engine: s.engine, op: copied{ticket}}), nil
+}
+
+// submit submits a batch. Streams refuse a context that has ended, so that a timeout of zero becomes
+// a millisecond. On a busy machine it may pass before the stream looks for space: only ErrBusy
+// reports that there is none.
+func (c *copier) submit(l *Library, b *mem.Batch, timeoutMillis int64) (*stream.Ticket, error) {
+	ms := timeoutMillis
+	if ms == 0 {
+		ms = 1
+	}
+	for {
+		ctx, cancel := l.within(ms)
+		ticket, err := c.stream.Submit(ctx, b)
+		cancel()
+		if timeoutMillis != 0 || !errors.Is(err, errPending) || errors.Is(err, errdefs.ErrBusy) {
+			return ticket, err
+		}
+		ms *= 2
+	}
 }
 
 // extents returns extents of a region. Submit returns an error for extents outside the region.

@@ -3,14 +3,17 @@ package capi_test
 import (
 	"bytes"
 	"context"
+	"errors"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/capi"
 	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/stream"
 )
 
 // mapped returns memory of the host program outside the Go heap.
@@ -35,11 +38,11 @@ func TestStreamsCopyBetweenRegisteredMemory(t *testing.T) {
 	p.must(err)
 	kv, err := lib.RegisterDevice(p.engine, uint64(p.kv.Dev()), p.kv.Len())
 	p.must(err)
-	stream, err := lib.OpenStream(p.engine)
+	s, err := lib.OpenStream(p.engine)
 	p.must(err)
 	copies := func(c capi.Copies) {
 		t.Helper()
-		task, err := lib.Copy(stream, &c, nil, 0)
+		task, err := lib.Copy(s, &c, nil, 0)
 		p.must(err)
 		p.must(lib.Wait(task, capi.Done, patience))
 		p.must(lib.Results(task, nil))
@@ -53,18 +56,58 @@ func TestStreamsCopyBetweenRegisteredMemory(t *testing.T) {
 	if !bytes.Equal(b[half:half+12000], b[:12000]) {
 		t.Error("read back wrong bytes")
 	}
-	_, err = lib.Copy(stream, &capi.Copies{To: kv, From: host, ToAt: []uint64{0}, FromAt: []uint64{1 << 63}, Size: []uint64{1}}, nil, 0)
+	_, err = lib.Copy(s, &capi.Copies{To: kv, From: host, ToAt: []uint64{0}, FromAt: []uint64{1 << 63}, Size: []uint64{1}}, nil, 0)
 	want(t, "a copy from beyond the end", err, capi.Invalid)
-	_, err = lib.Copy(stream, &capi.Copies{To: stream, From: host}, nil, 0)
+	_, err = lib.Copy(s, &capi.Copies{To: s, From: host}, nil, 0)
 	want(t, "a copy to a stream", err, capi.Invalid)
 	_, err = lib.RegisterHost(p.engine, make([]byte, 100))
 	want(t, "memory of the Go heap", err, capi.Invalid)
 	p.must(lib.UnregisterMemory(host, 0))
 	want(t, "memory that was taken back", lib.UnregisterMemory(host, 0), capi.Closed)
-	p.must(lib.CloseStream(stream, patience))
-	want(t, "a stream that was closed", lib.CloseStream(stream, 0), capi.Closed)
+	p.must(lib.CloseStream(s, patience))
+	want(t, "a stream that was closed", lib.CloseStream(s, 0), capi.Closed)
 	p.must(lib.UnregisterMemory(kv, patience))
 }
+
+// late is a stream that looks at contexts late, as on a busy machine.
+type late struct{ stream.Stream }
+
+func (l late) Submit(ctx context.Context, b *mem.Batch) (*stream.Ticket, error) {
+	time.Sleep(5 * time.Millisecond)
+	return l.Stream.Submit(ctx, b)
+}
+
+// A copy that must not wait is refused only by a full stream, however late the stream looks.
+func TestDefectCopiesAreBusyWithoutAFullStream(t *testing.T) {
+	lib := capi.New()
+	b := mapped(t, 1<<16)
+	p := start(t, lib, configuration(t, t.TempDir(), nil), pages)
+	host, err := lib.RegisterHost(p.engine, b)
+	p.must(err)
+	var inner stream.Stream
+	h, err := lib.OpenStreamBy(p.engine, func(s stream.Stream) stream.Stream {
+		inner = s
+		return late{s}
+	})
+	p.must(err)
+	one := &capi.Copies{To: host, From: host, ToAt: []uint64{0}, FromAt: []uint64{1 << 15}, Size: []uint64{1 << 15}}
+	_, err = lib.Copy(h, one, nil, 0)
+	p.must(err)
+	full, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	for !errors.Is(err, errdefs.ErrBusy) {
+		within, end := context.WithTimeout(t.Context(), 10*time.Millisecond)
+		_, err = inner.Submit(within, &mem.Batch{After: []mem.Dependency{until{full}}})
+		end()
+	}
+	_, err = lib.Copy(h, one, nil, 0)
+	want(t, "a full stream", err, capi.Busy)
+}
+
+// until is a dependency that is done when a context has ended.
+type until struct{ context.Context }
+
+func (until) Err() error { return nil }
 
 // keeping simulates NICs that fail to register memory and keep a part of it. They release that part
 // unless stuck is set.
@@ -126,9 +169,9 @@ func TestEnginesCloseTheirStreamsAndMemory(t *testing.T) {
 	p := start(t, lib, configuration(t, t.TempDir(), nil), pages)
 	host, err := lib.RegisterHost(p.engine, b)
 	p.must(err)
-	stream, err := lib.OpenStream(p.engine)
+	s, err := lib.OpenStream(p.engine)
 	p.must(err)
-	_, err = lib.Copy(stream, &capi.Copies{To: host, From: host, ToAt: []uint64{0}, FromAt: []uint64{1 << 15}, Size: []uint64{1 << 15}}, nil, -1)
+	_, err = lib.Copy(s, &capi.Copies{To: host, From: host, ToAt: []uint64{0}, FromAt: []uint64{1 << 15}, Size: []uint64{1 << 15}}, nil, -1)
 	p.must(err)
 	p.close()
 	if n := lib.Live(); n != 0 {

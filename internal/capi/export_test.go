@@ -5,6 +5,7 @@ import (
 
 	"github.com/kvlane/kvlane"
 	devices "github.com/kvlane/kvlane/device"
+	"github.com/kvlane/kvlane/stream"
 )
 
 // Engine returns the engine of a handle.
@@ -35,6 +36,20 @@ func (l *Library) RegisterDeviceBy(h Handle, nics Registrar, address uint64, byt
 		return 0, err
 	}
 	return l.registerDevice(e, nics, address, bytes)
+}
+
+// OpenStreamBy is OpenStream with a stream that replaces that of the engine.
+func (l *Library) OpenStreamBy(h Handle, replace func(stream.Stream) stream.Stream) (Handle, error) {
+	h, err := l.OpenStream(h)
+	if err != nil {
+		return 0, err
+	}
+	c, err := find[*copier](&l.handles, h)
+	if err != nil {
+		return 0, err
+	}
+	c.stream = replace(c.stream)
+	return h, nil
 }
 
 // Live returns the number of handles.

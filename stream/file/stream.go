@@ -160,7 +160,7 @@ func (s *Stream) submit(ctx context.Context, mb *mem.Batch) (*stream.Ticket, err
 		case <-s.down:
 			return nil, fmt.Errorf("file stream: %w", errdefs.ErrClosed)
 		case <-ctx.Done():
-			return nil, fmt.Errorf("all %d slots are in use: %w", cap(s.slots), context.Cause(ctx))
+			return nil, fmt.Errorf("all %d slots are in use: %w: %w", cap(s.slots), errdefs.ErrBusy, context.Cause(ctx))
 		}
 	}
 	s.mu.Lock()

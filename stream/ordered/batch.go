@@ -154,7 +154,7 @@ func (s *Stream) enqueue(ctx context.Context, b *Batch) error {
 		case <-s.down:
 			return s.Refusal()
 		case <-ctx.Done():
-			return fmt.Errorf("all %d slots are in use: %w", cap(s.slots), context.Cause(ctx))
+			return fmt.Errorf("all %d slots are in use: %w: %w", cap(s.slots), errdefs.ErrBusy, context.Cause(ctx))
 		}
 	}
 	s.mu.Lock()

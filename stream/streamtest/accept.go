@@ -170,7 +170,7 @@ func testFull(t *testing.T, env Env) {
 	cause := errors.New("patience is over")
 	ctx, cancel := context.WithTimeoutCause(t.Context(), pause, cause)
 	defer cancel()
-	if ticket, err := w.s.Submit(ctx, whole(f, w.region(env.B, 50))); ticket != nil || !errors.Is(err, cause) {
+	if ticket, err := w.s.Submit(ctx, whole(f, w.region(env.B, 50))); ticket != nil || !errors.Is(err, cause) || !errors.Is(err, errdefs.ErrBusy) {
 		t.Fatalf("a full stream answered %v, %v", ticket != nil, err)
 	}
 
@@ -204,7 +204,7 @@ func testEndedContext(t *testing.T, env Env) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	cancel(cause)
 	ticket, err := w.s.Submit(ctx, whole(w.region(env.B, 10), w.region(env.A, 10)))
-	if ticket != nil || !errors.Is(err, cause) {
+	if ticket != nil || !errors.Is(err, cause) || errors.Is(err, errdefs.ErrBusy) {
 		t.Errorf("ticket %v, error %v", ticket != nil, err)
 	}
 	w.ok(w.submit(&mem.Batch{}))

@@ -276,6 +276,29 @@ func TestDefectCancelledCallLeavesTransfers(t *testing.T) {
 	}
 }
 
+// place starts a call with a destination, and returns when its transfer has begun. It calls again if
+// the call ends before that, as it does if a busy machine needs more than the stall time for the
+// handshake.
+func (d *direct) place(ctx context.Context, t *testing.T, m *longMover, to *mem.Region) <-chan error {
+	t.Helper()
+	done := make(chan error, 1)
+	for end := time.Now().Add(testkit.Patience()); ; {
+		go func() {
+			_, err := echoCall(ctx, d.client, "place", rpc.WithDestination(rpc.Memory{Extents: all(to)}))
+			done <- err
+		}()
+		select {
+		case <-m.began:
+			return done
+		case err := <-done:
+			if err == nil || time.Now().After(end) {
+				t.Fatalf("the call ended before its transfer: %v", err)
+			}
+			t.Logf("again: %v", err)
+		}
+	}
+}
+
 // A server that ends during a transfer, or does not answer the fence, ends the call after the queue
 // pair was closed.
 func TestFenceWithoutAnAnswer(t *testing.T) {
@@ -290,12 +313,7 @@ func TestFenceWithoutAnAnswer(t *testing.T) {
 		memory, local := d.pinned(t, d.nics[1], make([]byte, longBytes)), d.pinned(t, d.nics[0], random(1, longBytes))
 		d.handle = func(ctx context.Context, c *rpc.Call) error { return c.WriteDestination(ctx, all(local)) }
 		ctx, cancel := context.WithCancel(t.Context())
-		done := make(chan error, 1)
-		go func() {
-			_, err := echoCall(ctx, d.client, "place", rpc.WithDestination(rpc.Memory{Extents: all(memory)}))
-			done <- err
-		}()
-		<-m.began
+		done := d.place(ctx, t, m, memory)
 		closed := make(chan error, 1)
 		if name == "end" {
 			go func() { closed <- d.server.Close() }()
@@ -321,22 +339,21 @@ func TestFenceWithoutAnAnswer(t *testing.T) {
 func TestHangingTransferEndsItsConnection(t *testing.T) {
 	m := &longMover{began: make(chan struct{}, 100), proceed: make(chan struct{})}
 	f := newFabricWith(t, m)
-	d := newDirect(t, f, false, func(o *rpc.RDMAOptions) { o.Stall = 300 * time.Millisecond })
+	stalls := []time.Duration{300 * time.Millisecond, min(testkit.Patience(), 20*time.Second)} // of the server and of the client
+	d := newDirect(t, f, false, func(o *rpc.RDMAOptions) { o.Stall, stalls = stalls[0], stalls[1:] })
 	memory, local := d.pinned(t, d.nics[1], make([]byte, longBytes)), d.pinned(t, d.nics[0], random(1, longBytes))
+	deadline, end := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	d.handle = func(ctx context.Context, c *rpc.Call) error {
-		ctx, cancel := context.WithTimeout(ctx, 10*time.Millisecond)
+		ctx, cancel := context.WithCancel(ctx)
 		defer cancel()
+		defer context.AfterFunc(deadline, cancel)()
 		err := c.WriteDestination(ctx, all(local))
 		ended <- err
 		return err
 	}
-	done := make(chan error, 1)
-	go func() {
-		_, err := echoCall(context.Background(), d.client, "place", rpc.WithDestination(rpc.Memory{Extents: all(memory)}))
-		done <- err
-	}()
-	<-m.began
+	done := d.place(t.Context(), t, m, memory)
+	end()
 	waitFor(t, func() bool {
 		_, err := echoCall(t.Context(), d.client, "small")
 		return err == nil && d.rdma[1].Stats().Connected == 2

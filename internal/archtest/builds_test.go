@@ -44,7 +44,7 @@ func TestBuildWithoutVerbs(t *testing.T) {
 // optional lists the modules that only these packages may import, so that programs that do not use the
 // package do not contain them.
 var optional = map[string]string{
-	"google.golang.org/grpc":     "rpc/grpcrpc",
+	"google.golang.org/grpc":     "rpc/grpcrpc metadata/etcd",
 	"google.golang.org/genproto": "rpc/grpcrpc",
 	"go.opentelemetry.io":        "rpc/otelrpc telemetry/oteltrace",
 	"go.etcd.io":                 "metadata/etcd",

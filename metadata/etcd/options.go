@@ -13,6 +13,8 @@ import (
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
 
 	"github.com/kvlane/kvlane/errdefs"
 )
@@ -33,6 +35,13 @@ const (
 	maxPause   = 2 * time.Second
 )
 
+// connects bounds the time between attempts to connect, which doubles from firstPause as well. The
+// default of gRPC is two minutes, and 20 seconds for one attempt.
+var connects = grpc.ConnectParams{
+	Backoff:           backoff.Config{BaseDelay: firstPause, Multiplier: 2, Jitter: 0.2, MaxDelay: 5 * time.Second},
+	MinConnectTimeout: 5 * time.Second,
+}
+
 // Options select a cluster in etcd. Zero values are the defaults.
 type Options struct {
 	// Endpoints are the addresses of etcd, HOST:PORT. Required.
@@ -50,6 +59,8 @@ type Options struct {
 	Resync time.Duration
 	// Within bounds each request to etcd. Default DefaultWithin.
 	Within time.Duration
+
+	dial []grpc.DialOption // of tests
 }
 
 // ParseURL returns options with the endpoints and the cluster of a URL
@@ -153,6 +164,7 @@ func (o *Options) open(ctx context.Context) (*clientv3.Client, error) {
 	c := clientv3.Config{
 		Context: ctx, TLS: o.TLS, Username: o.User, Password: o.Password, Logger: zap.NewNop(),
 		DialTimeout: o.Within, DialKeepAliveTime: 5 * time.Second, DialKeepAliveTimeout: 5 * time.Second, BackoffWaitBetween: firstPause,
+		DialOptions: append([]grpc.DialOption{grpc.WithConnectParams(connects)}, o.dial...),
 	}
 	for _, e := range o.Endpoints {
 		c.Endpoints = append(c.Endpoints, scheme+e)

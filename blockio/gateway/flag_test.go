@@ -8,7 +8,6 @@ import (
 
 	"github.com/kvlane/kvlane/blockio"
 	"github.com/kvlane/kvlane/errdefs"
-	"github.com/kvlane/kvlane/internal/testkit"
 	"github.com/kvlane/kvlane/rdma"
 	"github.com/kvlane/kvlane/rdma/soft"
 )
@@ -38,9 +37,9 @@ func TestFlagsThatDoNotAnswer(t *testing.T) {
 		t.Run(what, func(t *testing.T) {
 			f := softFabric(t, soft.Options{})
 			s, dial := f.rogue(t)
-			call, _ := f.retrieve(t, dial)
-			ended, start := make(chan error, 1), time.Now()
-			go func() { ended <- call(testkit.Patience()) }()
+			start := time.Now()
+			_, ended, cancel, _ := f.retrieve(t, dial)
+			defer cancel()
 			q, l, p := <-s.got, blockio.DefaultLimits(), blockio.Packer{}
 			r := blockio.Result{Op: q.Op, ID: q.ID, Phase: q.Phase, Status: blockio.StatusNotFound, Credits: 1}
 			body, err := p.Result(nil, &r, &l)

@@ -196,15 +196,19 @@ func TestSlowDiskSlowsTheSender(t *testing.T) {
 	_, err := c.Stat(t.Context()) // opens the directories
 	must(t, err)
 	plan.Add(fault.After("write", int(plan.Seen("write"))).Stall())
-	stored := make(chan error, 1)
+	stored, first := make(chan error, 1), make(chan struct{})
 	go func() {
 		var errs []error
 		for i := range 4 {
 			_, pieces := image(t, f, i, 1<<20)
 			errs = append(errs, store(t, c, pieces))
+			if i == 0 {
+				close(first)
+			}
 		}
 		stored <- errors.Join(errs...)
 	}()
+	<-first
 	time.Sleep(stall)
 	must(t, r.retrieve(t, c, f, 0))
 	select {

@@ -228,7 +228,8 @@ func TestCredentialAfterARequestThatIsNotSent(t *testing.T) {
 func TestConnectTakesLongerThanDeadlines(t *testing.T) {
 	file := credentials(t)
 	l := listen(t, "tcp", "127.0.0.1:0")
-	serveWithAuth(t, slowListener{l}, auth.ServerOptions{CertFile: file("server.pem"), KeyFile: file("server.key")})
+	slow := slowListener{l, make(chan struct{})}
+	serveWithAuth(t, slow, auth.ServerOptions{CertFile: file("server.pem"), KeyFile: file("server.key")})
 	c := newClient(t, l.Addr().String(), clientOptions(t, auth.ClientOptions{CAFile: file("ca.pem")}))
 	late := 0
 	waitFor(t, func() bool {
@@ -240,7 +241,9 @@ func TestConnectTakesLongerThanDeadlines(t *testing.T) {
 		case rpc.CodeOf(err) != rpc.TimedOut:
 			t.Fatal(err)
 		case errors.Is(err, rpc.ErrNotSent):
-			late++
+			if late++; late == 3 {
+				close(slow.proceed)
+			}
 			if !strings.Contains(err.Error(), "connect to "+l.Addr().String()) {
 				t.Fatal(err)
 			}
@@ -252,21 +255,25 @@ func TestConnectTakesLongerThanDeadlines(t *testing.T) {
 	}
 }
 
-// slowListener delays the bytes of each connection that the server reads first.
-type slowListener struct{ net.Listener }
+// slowListener delays the bytes of each connection that the server reads first, until proceed is
+// closed.
+type slowListener struct {
+	net.Listener
+	proceed chan struct{}
+}
 
 func (l slowListener) Accept() (net.Conn, error) {
 	conn, err := l.Listener.Accept()
-	return &slowConn{Conn: conn}, err
+	return &slowConn{conn, l.proceed}, err
 }
 
 type slowConn struct {
 	net.Conn
-	once sync.Once
+	proceed chan struct{}
 }
 
 func (c *slowConn) Read(b []byte) (int, error) {
-	c.once.Do(func() { time.Sleep(200 * time.Millisecond) })
+	<-c.proceed
 	return c.Conn.Read(b)
 }
 

@@ -177,11 +177,29 @@ func (r reply) plain(t *testing.T) reply {
 	return r
 }
 
-// isOpen reports whether the connection stays open for a moment. It fails the test if a byte
+// staysOpen reports whether the connection stays open for a moment. It fails the test if a byte
 // arrives.
-func isOpen(t *testing.T, conn net.Conn) bool {
+func staysOpen(t *testing.T, conn net.Conn) bool {
 	t.Helper()
-	_ = conn.SetReadDeadline(time.Now().Add(30 * time.Millisecond))
+	return opensFor(t, conn, 30*time.Millisecond)
+}
+
+// isClosed reports whether the server closes the connection. It fails the test if a byte arrives.
+func isClosed(t *testing.T, conn net.Conn) bool {
+	t.Helper()
+	return !opensFor(t, conn, testkit.Patience())
+}
+
+// isRefused reports whether the server closes a new connection instead of answering a request.
+func isRefused(conn net.Conn) bool {
+	_, _ = conn.Write(request(hello)) // fails if it is closed
+	_, err := conn.Read(make([]byte, 1))
+	return err != nil
+}
+
+func opensFor(t *testing.T, conn net.Conn, d time.Duration) bool {
+	t.Helper()
+	_ = conn.SetReadDeadline(time.Now().Add(d))
 	n, err := conn.Read(make([]byte, 100))
 	if n > 0 {
 		t.Fatalf("%d bytes after the last reply", n)
@@ -272,10 +290,9 @@ func checkCaptured(t *testing.T, c *golden.Capture, addr, name string, piece int
 	if piece < len(c.Sent(name, true)) {
 		return
 	}
-	open := isOpen(t, conn)
 	closed := strings.Contains(c.Outcome, "closed the connection") || strings.HasPrefix(c.Name, "auth-missing") || strings.HasPrefix(c.Name, "auth-wrong") || c.Name == "err-closeconn" || otherwise
-	if open == closed {
-		t.Errorf("pieces of %d: the connection is open: %t", piece, open)
+	if closed && !isClosed(t, conn) || !closed && !staysOpen(t, conn) {
+		t.Errorf("pieces of %d: the connection is not closed: %t", piece, closed)
 	}
 }
 

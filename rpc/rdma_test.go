@@ -295,9 +295,7 @@ func TestPeerEndsInMidMessage(t *testing.T) {
 			t.Errorf("a call in progress: %v", err)
 		}
 	}
-	l, err = net.Listen("tcp", addr)
-	must(t, err)
-	s, served = run(l)
+	s, served = run(listenAgain(t, addr))
 	waitFor(t, func() bool {
 		m, err := echoCall(t.Context(), client, "hello")
 		return err == nil && m == "hello"

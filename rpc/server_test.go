@@ -8,6 +8,7 @@ import (
 	"net"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -262,7 +263,7 @@ func TestLimitsOfFrames(t *testing.T) {
 			if r := nextReply(t, conn); r.meta.GetResponse().GetErrorCode() != 0 {
 				t.Error(r.meta)
 			}
-		} else if isOpen(t, conn) {
+		} else if !isClosed(t, conn) {
 			t.Errorf("open after a frame of %d bytes", len(c.frame))
 		}
 	}
@@ -381,6 +382,20 @@ func TestWrongOptions(t *testing.T) {
 	}
 }
 
+// listenAgain listens at the address of an earlier listener. A connection of another process may
+// have its port meanwhile.
+func listenAgain(t *testing.T, addr string) (l net.Listener) {
+	t.Helper()
+	waitFor(t, func() (ok bool) {
+		var err error
+		if l, err = net.Listen("tcp", addr); !errors.Is(err, syscall.EADDRINUSE) {
+			must(t, err)
+		}
+		return err == nil
+	})
+	return l
+}
+
 func TestReconnect(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -392,13 +407,15 @@ func TestReconnect(t *testing.T) {
 	if _, err := echoCall(t.Context(), client, "hello"); rpc.CodeOf(err) != rpc.FailedSocket {
 		t.Fatal(err)
 	}
-	if _, err := echoCall(t.Context(), client, "hello"); rpc.CodeOf(err) != rpc.FailedSocket || !strings.Contains(err.Error(), "next attempt in") {
-		t.Errorf("a call during the delay: %v", err)
-	}
-	for range 3 { // the server starts and stops
-		if l, err = net.Listen("tcp", addr); err != nil {
+	waitFor(t, func() bool { // until a call during the delay
+		_, err := echoCall(t.Context(), client, "hello")
+		if rpc.CodeOf(err) != rpc.FailedSocket {
 			t.Fatal(err)
 		}
+		return strings.Contains(err.Error(), "next attempt in")
+	})
+	for range 3 { // the server starts and stops
+		l := listenAgain(t, addr)
 		s, err := rpc.NewServer(rpc.ServerOptions{})
 		if err != nil {
 			t.Fatal(err)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/kvlane/kvlane/internal/testkit"
@@ -28,7 +29,10 @@ func (f *fixed) Run(_ time.Duration, t *Times) error {
 	return f.err
 }
 
-func TestRoundsAreInterleaved(t *testing.T) {
+func TestRoundsAreInterleaved(t *testing.T) { synctest.Test(t, roundsAreInterleaved) }
+
+func roundsAreInterleaved(t *testing.T) {
+	t.Helper()
 	var runs []string
 	began, checked := 0, 0
 	subjects := []Subject{&fixed{"a", time.Millisecond, nil, &runs}, &fixed{"b", 8 * time.Millisecond, nil, &runs}}
@@ -67,6 +71,11 @@ func TestMeasureFails(t *testing.T) {
 }
 
 func TestParallelCallersEndAtTheFirstError(t *testing.T) {
+	synctest.Test(t, parallelCallersEndAtTheFirstError)
+}
+
+func parallelCallersEndAtTheFirstError(t *testing.T) {
+	t.Helper()
 	failed, all := errors.New("failed"), new(Times)
 	calls := make([]int, 3)
 	err := Parallel(3, 5*time.Millisecond, all, func(i int, first bool) error {

@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
+	"net"
 	"strings"
 	"sync"
 	"testing"
@@ -292,4 +294,60 @@ func TestDefectMemoryOfHangingCopies(t *testing.T) {
 	plan.Release()
 	<-pending.Done
 	waitFor(t, func() bool { return sr.Close(t.Context()) == nil })
+}
+
+// A copy that the end of its connection interrupts is no failure of the device. The call returns
+// the code of the end, and the memory returns when the copy has ended.
+func TestDefectEndDuringACopyIsADeviceFailure(t *testing.T) {
+	for _, copies := range []int{0, 1} { // of the response, before the one that is interrupted
+		for name, c := range map[string]struct {
+			end  func(t *testing.T, client *rpc.Client, s *rpc.Server, conn net.Conn)
+			want rpc.Code
+		}{
+			"the client closes": {func(t *testing.T, client *rpc.Client, _ *rpc.Server, _ net.Conn) { must(t, client.Close()) }, rpc.FailedSocket},
+			"the server closes": {func(t *testing.T, _ *rpc.Client, s *rpc.Server, _ net.Conn) { must(t, s.Close()) }, rpc.EndOfFile},
+			"a failure": {func(t *testing.T, _ *rpc.Client, _ *rpc.Server, conn net.Conn) {
+				_, err := conn.Write([]byte("x")) // no bytes are expected
+				must(t, err)
+			}, rpc.FailedSocket},
+		} {
+			t.Run(fmt.Sprintf("%s after %d copies", name, copies), func(t *testing.T) {
+				f, plan := newFaultyFabric(t)
+				sr, cr := f.open(t, false, nil), f.open(t, true, nil)
+				l := &recordingListener{listen(t, "tcp", "127.0.0.1:0"), make(chan net.Conn, 10)}
+				s, addr := serveOn(t, l, rpc.ServerOptions{RDMA: sr}, echoAttachments(t, nil))
+				client := newClient(t, addr, rpc.ClientOptions{RDMA: cr})
+				must(t, client.Connect(t.Context()))
+				plan.Add(fault.Nth(opCopies, int(plan.Seen(opCopies))+copies).Stall())
+				failed := make(chan error, 1)
+				go func() {
+					_, err := echoCall(t.Context(), client, strings.Repeat("m", 30_000)) // needs two copies
+					failed <- err
+				}()
+				must(t, plan.Await(t.Context(), 1))
+				c.end(t, client, s, <-l.conns)
+				if err := <-failed; rpc.CodeOf(err) != c.want {
+					t.Errorf("the call: %v, want code %d", err, c.want)
+				}
+				plan.Release()
+				must(t, client.Close())
+				must(t, s.Close())
+				returned(t, sr, cr)
+			})
+		}
+	}
+}
+
+// recordingListener sends accepted connections to conns.
+type recordingListener struct {
+	net.Listener
+	conns chan net.Conn
+}
+
+func (l *recordingListener) Accept() (net.Conn, error) {
+	c, err := l.Listener.Accept()
+	if err == nil {
+		l.conns <- c
+	}
+	return c, err
 }

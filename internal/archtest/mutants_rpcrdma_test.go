@@ -77,6 +77,8 @@ var rpcrdmaMutants = []mutant{
 		"rpc/internal/endpoint/endpoint.go", "	if o.Ready != nil {", "	if o.Ready != nil && ctx.Err() != nil {"),
 	defect("rpc", "TestDefectMemoryOfHangingCopies",
 		"rpc/chain/device.go", "	if !errors.As(err, &p) {", "	if errors.As(err, &p); true {"),
+	defect("rpc", "TestDefectEndDuringACopyIsADeviceFailure",
+		"rpc/internal/endpoint/device.go", "	case ended == nil:", "	case true:"),
 	defect("rpc", "TestFenceWithoutAnAnswer",
 		"rpc/rdma_direct.go", "	t.e.Close(fmt.Errorf(", "	t.e.Fail(fmt.Errorf("),
 	defect("rpc/internal/placement", "TestRefused",

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"time"
 
 	"github.com/kvlane/kvlane/errdefs"
@@ -99,7 +100,7 @@ func (r *DeviceReader) prefetch() ([]byte, error) {
 	if !r.has {
 		b, err := r.acquire(r.heads)
 		if err != nil {
-			return nil, fmt.Errorf("read the start of a message: %w", err)
+			return nil, fmt.Errorf("read the start of a message: %w", r.reason(err))
 		}
 		r.head, r.has = b, true
 	}
@@ -108,7 +109,7 @@ func (r *DeviceReader) prefetch() ([]byte, error) {
 	if err := r.toHost([]mem.Extent{dst}); err != nil {
 		r.has = false
 		chain.AfterCopy(err, r.head.Release)
-		return nil, fmt.Errorf("read the start of a message: %w", err)
+		return nil, fmt.Errorf("read the start of a message: %w", r.reason(err))
 	}
 	r.at, r.have = 0, n
 	return dst.Bytes(), nil
@@ -177,7 +178,7 @@ func (r *DeviceReader) copy(n int64) (*chain.Chain, error) {
 		b, err := r.acquire(r.host)
 		if err != nil {
 			out.Release()
-			return nil, fmt.Errorf("%w: %w", ErrHostMemory, err)
+			return nil, r.reason(fmt.Errorf("%w: %w", ErrHostMemory, err))
 		}
 		e := b.Extent()
 		e = e.Sub(0, min(e.Len, n-done))
@@ -193,11 +194,24 @@ func (r *DeviceReader) copy(n int64) (*chain.Chain, error) {
 	}
 	if err := r.toHost(dst); err != nil {
 		chain.AfterCopy(err, out.Release)
-		return nil, err
+		return nil, r.reason(err)
 	}
 	r.pending.Cut(n).Release()
 	r.advance(n)
 	return out, nil
+}
+
+// reason returns the reason for which a copy, or a wait for memory, failed with err: the end of the
+// endpoint, which interrupts both, or err.
+func (r *DeviceReader) reason(err error) error {
+	ended := r.e.Err()
+	switch {
+	case ended == nil:
+		return err
+	case errors.Is(ended, io.EOF):
+		return io.ErrUnexpectedEOF
+	}
+	return ended
 }
 
 // ReadHost returns the next n data bytes in host memory. It returns ErrHostMemory if there is none;

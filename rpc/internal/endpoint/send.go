@@ -1,6 +1,7 @@
 package endpoint
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"time"
@@ -118,7 +119,7 @@ func (b *builder) copy(p []byte) error {
 			block, err := b.e.o.Send.Acquire(ctx)
 			cancel()
 			if err != nil {
-				return err
+				return cmp.Or(b.e.Err(), err) // the end of the endpoint interrupts the wait
 			}
 			b.block, b.used, b.has = block, 0, true
 		}

@@ -3,11 +3,13 @@ package request
 import (
 	"context"
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/kvlane/kvlane/device"
+	"github.com/kvlane/kvlane/internal/testkit"
 	"github.com/kvlane/kvlane/mem"
 )
 
@@ -46,24 +48,31 @@ func (f *fills) Enqueue(n int) error {
 func TestRequestsBesideAProduct(t *testing.T) {
 	o := tiny()
 	o.Forms = []Form{Layers}
-	o.Blocks, o.Requests, o.Pairs, o.Window, o.OpenProduct = []int{2}, []int{1}, 2, 10*time.Millisecond, openFills
-	r, err := Run(t.Context(), o)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if r.ProductCost == nil || !strings.HasPrefix(r.ProductCost.What, "fills") || len(r.ProductCost.Losses) != 3 {
-		t.Fatalf("beside %+v", r.ProductCost)
-	}
-	var moved float64
-	for _, l := range r.ProductCost.Losses {
-		moved += l.GBps // a window may be too short for a request to end in it
-		if l.AloneTFLOPS <= 0 || l.BesideTFLOPS <= 0 || l.Low > l.Loss || l.High < l.Loss || l.Blocks != 2 || l.Requests != 2 {
-			t.Errorf("loss %+v", l)
+	o.Blocks, o.Requests, o.Pairs, o.OpenProduct = []int{2}, []int{1}, 2, openFills
+	testkit.Grow(t, 10*time.Millisecond, func(window time.Duration) error {
+		o.Window = window
+		r, err := Run(t.Context(), o)
+		if err != nil {
+			t.Fatal(err)
 		}
-	}
-	if moved <= 0 {
-		t.Error("no request ended beside the product")
-	}
+		if r.ProductCost == nil || !strings.HasPrefix(r.ProductCost.What, "fills") || len(r.ProductCost.Losses) != 3 {
+			t.Fatalf("beside %+v", r.ProductCost)
+		}
+		var moved float64
+		for _, l := range r.ProductCost.Losses {
+			moved += l.GBps // a window may be too short for a request to end in it
+			if l.AloneTFLOPS <= 0 || l.BesideTFLOPS <= 0 {
+				return fmt.Errorf("no product ended: %+v", l)
+			}
+			if l.Low > l.Loss || l.High < l.Loss || l.Blocks != 2 || l.Requests != 2 {
+				t.Errorf("loss %+v", l)
+			}
+		}
+		if moved <= 0 {
+			return errors.New("no request ended beside the product")
+		}
+		return nil
+	})
 	o.OpenProduct = func(context.Context, device.Device) (Product, error) { return nil, errors.New("no product") }
 	if _, err := Run(t.Context(), o); err == nil {
 		t.Error("a product that does not open is no failure")

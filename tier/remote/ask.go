@@ -3,7 +3,6 @@ package remote
 import (
 	"context"
 	"sync"
-	"time"
 
 	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/blockio"
@@ -49,7 +48,7 @@ type question struct {
 // questions returns a question for each different key. Keys of unknown page groups are left out,
 // and all keys while there are no servers.
 func (t *Tier) questions(keys []block.Key, servers func(*route) []*server) []question {
-	now := time.Now()
+	now := t.c.Clock.Now()
 	if len(t.pool.get(now).servers) == 0 {
 		t.failed(errNoServers)
 		return nil

@@ -10,6 +10,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/jonboulle/clockwork"
+
 	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/blockio"
 	"github.com/kvlane/kvlane/errdefs"
@@ -72,8 +74,9 @@ type Config struct {
 	// Events receives the blocks that this tier stores and deletes. Evictions by servers are not
 	// events. It may be nil.
 	Events *tier.Events
-	// Dial replaces TCP and TLS in tests.
-	Dial func(ctx context.Context, address string) (net.Conn, error)
+	// Dial replaces TCP and TLS in tests, and Clock the time by which blocks are placed.
+	Dial  func(ctx context.Context, address string) (net.Conn, error)
+	Clock clockwork.Clock
 }
 
 // OpenNIC opens a NIC with which the memory of blocks is registered, and returns a text that
@@ -111,6 +114,9 @@ func Open(ctx context.Context, c Config) (*Tier, error) {
 	if c.Writes == 0 {
 		c.Writes = DefaultWrites
 	}
+	if c.Clock == nil {
+		c.Clock = clockwork.NewRealClock()
+	}
 	creds, err := auth.NewClient(auth.ClientOptions{CAFile: c.CAFile, CertFile: c.CertFile, KeyFile: c.KeyFile, TokenFile: c.TokenFile})
 	if err != nil {
 		return nil, fmt.Errorf("open remote tier: %w", err)
@@ -135,7 +141,7 @@ func Open(ctx context.Context, c Config) (*Tier, error) {
 		marks: placement.NewMarks(marksMost, marksLife),
 		open:  func(m metadata.Member) (*server, error) { return t.newServer(m, creds.Token(), nic) },
 	}
-	if err := t.pool.start(time.Now()); err != nil {
+	if err := t.pool.start(c.Clock.Now()); err != nil {
 		err = errors.Join(err, t.closeMembers())
 		return nil, fmt.Errorf("open remote tier: %w", err)
 	}
@@ -168,7 +174,7 @@ func (t *Tier) newServer(m metadata.Member, token []byte, nic *blockio.RDMAOptio
 	o := blockio.ClientOptions{
 		Dial:  func(ctx context.Context) (net.Conn, error) { return t.c.Dial(ctx, m.Address) },
 		Token: token, Timeout: t.c.Timeout, RDMA: nic,
-		Replicas:  func(run uint32, n int) { t.pool.marks.Set(run, n, time.Now()) },
+		Replicas:  func(run uint32, n int) { t.pool.marks.Set(run, n, t.c.Clock.Now()) },
 		Newer:     t.pool.newer,
 		Connected: func(g blockio.Greeting) { t.pool.greeted(s, g.Zone) },
 	}

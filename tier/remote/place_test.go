@@ -10,10 +10,13 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jonboulle/clockwork"
+
 	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/auth"
 	"github.com/kvlane/kvlane/internal/breaker"
+	"github.com/kvlane/kvlane/internal/placement"
 	"github.com/kvlane/kvlane/internal/testkit"
 	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/metadata"
@@ -242,15 +245,16 @@ func TestReplicasOfTheZoneAreReadFirst(t *testing.T) {
 
 // TestServersJoin adds a server: no block is lost, and its share of them moves to it.
 func TestServersJoin(t *testing.T) {
-	const blocks, ramp = 120, 200 * time.Millisecond
-	ps := newPeers(t, 3, 1<<24)
-	x := newFixture(t, ps, func(c *remote.Config) { c.Ramp = ramp }, ps.members()[:2]...)
+	const blocks, ramp = 120, placement.RampSteps * time.Second
+	ps, clock := newPeers(t, 3, 1<<24), clockwork.NewFakeClock()
+	x := newFixture(t, ps, func(c *remote.Config) { c.Ramp, c.Clock = ramp, clock }, ps.members()[:2]...)
 	for i := range blocks {
 		x.put(i)
 	}
 	x.dir.set(ps.members()...)
-	for start := time.Now(); time.Since(start) < ramp; {
+	for range placement.RampSteps {
 		x.present(blocks)
+		clock.Advance(ramp / placement.RampSteps)
 	}
 	x.present(blocks) // within the time of previous homes
 	moved := 0

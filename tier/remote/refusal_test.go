@@ -55,7 +55,7 @@ func TestRefusalsNameTheirCause(t *testing.T) {
 	tokens := listen(t, server.Options{}, auth.ServerOptions{CertFile: cert, KeyFile: key, TokensFile: file("tokens", []byte("a 0123456789abcdef\n"))})
 	certs := listen(t, server.Options{}, auth.ServerOptions{CertFile: cert, KeyFile: key, ClientCAFile: cert})
 	full := listen(t, server.Options{Connections: 1}, auth.ServerOptions{})
-	first := open(t, remote.Config{Servers: full, Formats: formats})
+	first := open(t, remote.Config{Servers: full, Formats: formats, Timeout: testkit.Patience()})
 	if n := first.Notes(); len(n) != 0 {
 		t.Errorf("the first client has the notes %q", n)
 	}
@@ -93,7 +93,7 @@ func TestRefusalsNameTheirCause(t *testing.T) {
 			}
 		})
 	}
-	tr := open(t, remote.Config{Servers: tokens, CAFile: cert, TokenFile: good, Formats: formats})
+	tr := open(t, remote.Config{Servers: tokens, CAFile: cert, TokenFile: good, Formats: formats, Timeout: testkit.Patience()})
 	if n := tr.Notes(); len(n) != 0 {
 		t.Errorf("a client with the right token has the notes %q", n)
 	}

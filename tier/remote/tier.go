@@ -45,7 +45,7 @@ var (
 )
 
 // servers returns the present servers.
-func (t *Tier) servers() []*server { return t.pool.get(time.Now()).servers }
+func (t *Tier) servers() []*server { return t.pool.get(t.c.Clock.Now()).servers }
 
 // Name returns Name.
 func (t *Tier) Name() string { return Name }
@@ -57,7 +57,7 @@ func (t *Tier) Notes() []string { return t.notes }
 func (t *Tier) SetAnchors(a *tier.Anchors) { t.anchors.Store(a) }
 
 // route returns the route of a block. A block without an anchor is placed by its own key.
-func (t *Tier) route(key block.Key) *route { return t.pool.route(t.anchor(key), time.Now()) }
+func (t *Tier) route(key block.Key) *route { return t.pool.route(t.anchor(key), t.c.Clock.Now()) }
 
 func (t *Tier) anchor(key block.Key) block.Key {
 	anchor, ok := t.anchors.Load().Of(key)

@@ -71,7 +71,7 @@ func (t *Tier) Explain(ctx context.Context, keys []block.Key, out []tier.Explana
 		return fmt.Errorf("explain %d blocks: %w", len(keys), err)
 	}
 	defer t.ops.EndOp()
-	now := time.Now()
+	now := t.c.Clock.Now()
 	reasons := make([][]reason, len(keys))
 	of := make(map[*server]*questioned)
 	for i, key := range keys {

@@ -296,20 +296,16 @@ func TestDefectMemoryOfHangingCopies(t *testing.T) {
 	waitFor(t, func() bool { return sr.Close(t.Context()) == nil })
 }
 
-// A copy that the end of its connection interrupts is no failure of the device. The call returns
-// the code of the end, and the memory returns when the copy has ended.
+// A copy that the end of its connection interrupts is no failure of the device: the call returns
+// FailedSocket. The memory returns when the copy has ended.
 func TestDefectEndDuringACopyIsADeviceFailure(t *testing.T) {
-	for _, copies := range []int{0, 1} { // of the response, before the one that is interrupted
-		for name, c := range map[string]struct {
-			end  func(t *testing.T, client *rpc.Client, s *rpc.Server, conn net.Conn)
-			want rpc.Code
-		}{
-			"the client closes": {func(t *testing.T, client *rpc.Client, _ *rpc.Server, _ net.Conn) { must(t, client.Close()) }, rpc.FailedSocket},
-			"the server closes": {func(t *testing.T, _ *rpc.Client, s *rpc.Server, _ net.Conn) { must(t, s.Close()) }, rpc.EndOfFile},
-			"a failure": {func(t *testing.T, _ *rpc.Client, _ *rpc.Server, conn net.Conn) {
+	for copies := range 2 { // of the response, before the one that is interrupted
+		for name, end := range map[string]func(client *rpc.Client, conn net.Conn) error{
+			"close": func(client *rpc.Client, _ net.Conn) error { return client.Close() },
+			"failure": func(_ *rpc.Client, conn net.Conn) error {
 				_, err := conn.Write([]byte("x")) // no bytes are expected
-				must(t, err)
-			}, rpc.FailedSocket},
+				return err
+			},
 		} {
 			t.Run(fmt.Sprintf("%s after %d copies", name, copies), func(t *testing.T) {
 				f, plan := newFaultyFabric(t)
@@ -325,9 +321,9 @@ func TestDefectEndDuringACopyIsADeviceFailure(t *testing.T) {
 					failed <- err
 				}()
 				must(t, plan.Await(t.Context(), 1))
-				c.end(t, client, s, <-l.conns)
-				if err := <-failed; rpc.CodeOf(err) != c.want {
-					t.Errorf("the call: %v, want code %d", err, c.want)
+				must(t, end(client, <-l.conns))
+				if err := <-failed; rpc.CodeOf(err) != rpc.FailedSocket {
+					t.Errorf("the call: %v", err)
 				}
 				plan.Release()
 				must(t, client.Close())
@@ -335,6 +331,37 @@ func TestDefectEndDuringACopyIsADeviceFailure(t *testing.T) {
 				returned(t, sr, cr)
 			})
 		}
+	}
+}
+
+// A response that has arrived is delivered after the server has shut down, although its copy to the
+// host ends later.
+func TestDefectResponseIsLostInAShutdown(t *testing.T) {
+	long := strings.Repeat("m", 30_000) // needs two copies
+	for copies := range 2 {             // of the response, before the one that is slow
+		f, plan := newFaultyFabric(t)
+		sr, cr := f.open(t, false, nil), f.open(t, true, nil)
+		s, addr := serve(t, rpc.ServerOptions{RDMA: sr}, echoAttachments(t, nil))
+		client := newClient(t, addr, rpc.ClientOptions{RDMA: cr})
+		must(t, client.Connect(t.Context()))
+		plan.Add(fault.Nth(opCopies, int(plan.Seen(opCopies))+copies).Stall())
+		done := make(chan error, 1)
+		go func() {
+			m, err := echoCall(t.Context(), client, long)
+			if err == nil && m != long {
+				err = errors.New("the bytes differ")
+			}
+			done <- err
+		}()
+		must(t, plan.Await(t.Context(), 1))
+		must(t, s.Shutdown(t.Context()))
+		time.Sleep(20 * time.Millisecond) // until the client notices
+		plan.Release()
+		if err := <-done; err != nil {
+			t.Errorf("after %d copies: %v", copies, err)
+		}
+		must(t, client.Close())
+		returned(t, sr, cr)
 	}
 }
 

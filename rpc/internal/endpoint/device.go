@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"time"
 
 	"github.com/kvlane/kvlane/errdefs"
@@ -117,7 +116,7 @@ func (r *DeviceReader) prefetch() ([]byte, error) {
 
 // acquire returns a block, or an error after a bounded wait.
 func (r *DeviceReader) acquire(a *mem.Arena) (mem.ArenaBlock, error) {
-	ctx, cancel := context.WithTimeout(r.e.ctx, maxMemoryWait)
+	ctx, cancel := context.WithTimeout(r.e.reading, maxMemoryWait)
 	defer cancel()
 	return a.Acquire(ctx)
 }
@@ -140,7 +139,7 @@ func (r *DeviceReader) toHost(dst []mem.Extent) error {
 			}
 		}
 	}
-	ctx, cancel := context.WithTimeout(r.e.ctx, r.limits.Stall)
+	ctx, cancel := context.WithTimeout(r.e.reading, r.limits.Stall)
 	defer cancel()
 	err := r.dev.Copy(ctx, to, from)
 	if err != nil {
@@ -202,16 +201,12 @@ func (r *DeviceReader) copy(n int64) (*chain.Chain, error) {
 }
 
 // reason returns the reason for which a copy, or a wait for memory, failed with err: the end of the
-// endpoint, which interrupts both, or err.
+// endpoint if that has interrupted it, or err.
 func (r *DeviceReader) reason(err error) error {
-	ended := r.e.Err()
-	switch {
-	case ended == nil:
-		return err
-	case errors.Is(ended, io.EOF):
-		return io.ErrUnexpectedEOF
+	if r.e.reading.Err() != nil {
+		return context.Cause(r.e.reading)
 	}
-	return ended
+	return err
 }
 
 // ReadHost returns the next n data bytes in host memory. It returns ErrHostMemory if there is none;

@@ -69,8 +69,12 @@ type Endpoint struct {
 	direct    *direct // nil: none, or not agreed
 	ctx       context.Context
 	cancel    context.CancelCauseFunc
-	work      sync.WaitGroup
-	closeOnce sync.Once // of the queue pair
+	// reading is the context of copies of received bytes. It ends with ctx, or with Close if the peer
+	// has closed the connection: a message that has arrived before is still read.
+	reading     context.Context
+	stopReading context.CancelCauseFunc
+	work        sync.WaitGroup
+	closeOnce   sync.Once // of the queue pair
 
 	mu       sync.Mutex // guards the queue pair's send queue and the fields below
 	changed  sync.Cond  // windows, received or err have changed
@@ -116,6 +120,7 @@ func newEndpoint(ctx context.Context, conn net.Conn, o *Options) (_ *Endpoint, e
 		e.o.Queue = DefaultQueue
 	}
 	e.ctx, e.cancel = context.WithCancelCause(context.Background())
+	e.reading, e.stopReading = context.WithCancelCause(context.Background())
 	defer func() {
 		if err != nil {
 			e.Close(err)
@@ -258,6 +263,9 @@ func (e *Endpoint) Fail(err error) {
 	}
 	e.err = err
 	e.cancel(err)
+	if !errors.Is(err, io.EOF) {
+		e.stopReading(err)
+	}
 	e.changed.Broadcast()
 	if e.conn != nil {
 		_ = e.conn.Close() // the peer notices; its own error does not matter
@@ -280,6 +288,7 @@ func (e *Endpoint) Stats() Stats {
 // all memory. Chains of received bytes stay valid.
 func (e *Endpoint) Close(err error) {
 	e.Fail(err)
+	e.stopReading(err)
 	e.closeOnce.Do(e.close)
 	e.mu.Lock()
 	defer e.mu.Unlock()

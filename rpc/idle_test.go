@@ -98,7 +98,7 @@ func TestIdleConnections(t *testing.T) {
 	var clients []*exec.Cmd
 	var stdins []io.Closer
 	for range idleClients {
-		cmd := exec.Command(os.Args[0], "-test.run=^TestIdleClient$", "-test.timeout=60s")
+		cmd := exec.Command(os.Args[0], "-test.run=^TestIdleClient$", "-test.timeout="+testkit.Patience().String())
 		cmd.Env = append(os.Environ(), idleClientEnv+"="+addr)
 		stdin, err := cmd.StdinPipe()
 		if err != nil {

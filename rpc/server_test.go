@@ -46,17 +46,36 @@ func echoCall(ctx context.Context, c *rpc.Client, message string, options ...rpc
 	return out.GetMessage(), err
 }
 
-// whileSleeping makes a call that sleeps in the server, and runs f after the server has received
-// it.
-func whileSleeping(t *testing.T, s *rpc.Server, c *rpc.Client, f func()) {
+// startHolding starts a server whose calls with the message HOLD last until release is called, or
+// their context ends.
+func startHolding(t *testing.T, o rpc.ServerOptions) (s *rpc.Server, addr string, release func()) {
+	t.Helper()
+	released := make(chan struct{})
+	o.Interceptors = append(o.Interceptors, func(ctx context.Context, in proto.Message, next rpc.Handler) (proto.Message, error) {
+		if m, ok := in.(*echo.EchoRequest); ok && m.GetMessage() == "HOLD" {
+			select {
+			case <-released:
+			case <-ctx.Done():
+				return nil, ctx.Err()
+			}
+		}
+		return next(ctx, in)
+	})
+	s, addr = startServer(t, o)
+	return s, addr, func() { close(released) }
+}
+
+// whileHeld makes a call that is held in the server, and runs f after the server has received it.
+func whileHeld(t *testing.T, s *rpc.Server, c *rpc.Client, release, f func()) {
 	t.Helper()
 	done := make(chan error, 1)
 	go func() {
-		_, err := echoCall(t.Context(), c, "SLEEP")
+		_, err := echoCall(t.Context(), c, "HOLD")
 		done <- err
 	}()
 	waitFor(t, func() bool { return s.Stats().Calls == 1 })
 	f()
+	release()
 	if err := <-done; err != nil {
 		t.Errorf("the call in progress: %v", err)
 	}
@@ -79,9 +98,9 @@ func TestConcurrencyLimits(t *testing.T) {
 		{rpc.ServerOptions{MaxConcurrency: 1}, "Reached server's max_concurrency=1"},
 		{rpc.ServerOptions{MethodConcurrency: map[string]int{echoMethod: 1}}, "Rejected by example.EchoService.Echo's ConcurrencyLimiter, concurrency=2"},
 	} {
-		s, addr := startServer(t, c.o)
+		s, addr, release := startHolding(t, c.o)
 		client := newClient(t, addr, rpc.ClientOptions{})
-		whileSleeping(t, s, client, func() {
+		whileHeld(t, s, client, release, func() {
 			_, err := echoCall(t.Context(), client, "hello")
 			if rpc.CodeOf(err) != rpc.LimitReached || !strings.HasSuffix(err.Error(), "[E2004]"+c.text) {
 				t.Errorf("a second call: %v", err)
@@ -100,10 +119,10 @@ func TestConcurrencyLimits(t *testing.T) {
 // second request on the same connection is refused, the call ends normally, and then the connection
 // is closed.
 func TestShutdown(t *testing.T) {
-	s, addr := startServer(t, rpc.ServerOptions{})
+	s, addr, release := startHolding(t, rpc.ServerOptions{})
 	client := newClient(t, addr, rpc.ClientOptions{})
 	stopped := make(chan error, 1)
-	whileSleeping(t, s, client, func() {
+	whileHeld(t, s, client, release, func() {
 		go func() { stopped <- s.Shutdown(t.Context()) }()
 		waitFor(t, func() bool {
 			_, err := echoCall(t.Context(), client, "hello")
@@ -122,11 +141,11 @@ func TestShutdown(t *testing.T) {
 }
 
 func TestShutdownIsBounded(t *testing.T) {
-	s, addr := startServer(t, rpc.ServerOptions{})
+	s, addr, _ := startHolding(t, rpc.ServerOptions{})
 	client := newClient(t, addr, rpc.ClientOptions{})
 	done := make(chan error, 1)
 	go func() {
-		_, err := echoCall(t.Context(), client, "SLEEP")
+		_, err := echoCall(t.Context(), client, "HOLD")
 		done <- err
 	}()
 	waitFor(t, func() bool { return s.Stats().Calls == 1 })
@@ -273,22 +292,28 @@ func TestLimitsOfFrames(t *testing.T) {
 }
 
 func TestDeadlineOfTheRequest(t *testing.T) {
-	_, addr := startServer(t, rpc.ServerOptions{})
+	_, addr, release := startHolding(t, rpc.ServerOptions{})
 	client := newClient(t, addr, rpc.ClientOptions{})
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 	defer cancel()
-	if _, err := echoCall(ctx, client, "SLEEP", rpc.SendTimeout()); rpc.CodeOf(err) != rpc.TimedOut && rpc.CodeOf(err) != rpc.Internal {
+	if _, err := echoCall(ctx, client, "HOLD", rpc.SendTimeout()); rpc.CodeOf(err) != rpc.TimedOut && rpc.CodeOf(err) != rpc.Internal {
 		t.Errorf("%v", err)
 	}
 	cancelled, stop := context.WithCancel(t.Context())
 	time.AfterFunc(10*time.Millisecond, stop)
-	if _, err := echoCall(cancelled, client, "SLEEP"); rpc.CodeOf(err) != rpc.Canceled {
+	if _, err := echoCall(cancelled, client, "HOLD"); rpc.CodeOf(err) != rpc.Canceled {
 		t.Errorf("%v", err)
 	}
 	// The connection stays usable, and late responses are dropped.
-	if got, err := echoCall(t.Context(), client, "hello"); err != nil || got != "hello" {
-		t.Errorf("%q, %v", got, err)
+	hello := func() {
+		t.Helper()
+		if got, err := echoCall(t.Context(), client, "hello"); err != nil || got != "hello" {
+			t.Errorf("%q, %v", got, err)
+		}
 	}
+	hello()
+	release()
+	hello()
 }
 
 func TestInterceptors(t *testing.T) {

@@ -29,9 +29,11 @@ func NewProxy(tb testing.TB, to string) *Proxy {
 		tb.Fatal(err)
 	}
 	p := &Proxy{Addr: l.Addr().String(), to: to, listener: l, conns: make(map[net.Conn]struct{})}
-	p.running.Go(p.serve)
+	ctx, cancel := context.WithCancel(context.Background())
+	p.running.Go(func() { p.serve(ctx) })
 	tb.Cleanup(func() {
 		_ = l.Close() // it ends serve
+		cancel()
 		p.Cut(true)
 		p.running.Wait()
 	})
@@ -48,13 +50,13 @@ func (p *Proxy) Cut(cut bool) {
 	}
 }
 
-func (p *Proxy) serve() {
+func (p *Proxy) serve(ctx context.Context) {
 	for {
 		from, err := p.listener.Accept()
 		if err != nil {
 			return
 		}
-		to, err := new(net.Dialer).DialContext(context.Background(), "tcp", p.to)
+		to, err := new(net.Dialer).DialContext(ctx, "tcp", p.to)
 		if err != nil {
 			_ = from.Close() // the server is down
 			continue

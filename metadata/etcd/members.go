@@ -146,7 +146,7 @@ func (m *Members) watch(ctx context.Context) error {
 	if unread {
 		return errUnread
 	}
-	client, err := m.c.get()
+	client, err := m.c.get(ctx)
 	if err != nil {
 		return err
 	}
@@ -204,7 +204,7 @@ func (m *Members) read(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, m.o.Within)
 	defer cancel()
 	before := m.Epoch()
-	client, err := m.c.get()
+	client, err := m.c.get(ctx)
 	var r *clientv3.GetResponse
 	if err == nil {
 		r, err = client.Get(ctx, m.o.prefix(), clientv3.WithPrefix(), clientv3.WithLimit(metadata.MaxMembers))

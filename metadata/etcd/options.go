@@ -132,14 +132,27 @@ func newConnection(o Options) (*connection, error) {
 	return c, nil
 }
 
-// get returns the client. It blocks for at most Options.Within.
-func (c *connection) get() (_ *clientv3.Client, err error) {
+// get returns the client. It blocks for at most Options.Within until ctx ends, and while another
+// caller opens the client.
+func (c *connection) get(ctx context.Context) (*clientv3.Client, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.client == nil {
-		c.client, err = c.o.open(c.ctx)
+	if c.client != nil {
+		return c.client, nil
 	}
-	return c.client, err
+	ofClient, cancel := context.WithCancel(c.ctx)
+	stop := context.AfterFunc(ctx, cancel)
+	client, err := c.o.open(ofClient)
+	if err != nil {
+		cancel()
+		return nil, err
+	}
+	if !stop() { // cancel may come later
+		_ = client.Close() // it was not used
+		return nil, c.o.failed("connect to", ctx.Err())
+	}
+	c.client = client
+	return client, nil
 }
 
 // close closes the client.

@@ -24,11 +24,12 @@ type Registration struct {
 
 	writing sync.Mutex // serializes puts
 
-	mu     sync.Mutex
-	member metadata.Member
-	lease  clientv3.LeaseID // zero: not registered
-	err    error
-	stats  RegistrationStats
+	mu      sync.Mutex
+	member  metadata.Member
+	drained bool             // by Drain, so MarkDraining does not remove the mark
+	lease   clientv3.LeaseID // of the key, or of a put in progress; zero: not registered
+	err     error
+	stats   RegistrationStats
 }
 
 // RegistrationStats has counters since Register.
@@ -38,7 +39,10 @@ type RegistrationStats struct {
 	Failures   int64 // attempts that failed
 }
 
-var errLost = errors.New("the lease or the key is lost")
+var (
+	errLost  = errors.New("the lease or the key is lost")
+	errBegun = errors.New("the first attempt has not ended")
+)
 
 // Register registers a member in the background. It waits for the first attempt, or for the end of
 // ctx. Err then has the error; attempts go on until Close. It returns ErrInvalid for wrong options
@@ -55,7 +59,7 @@ func Register(ctx context.Context, o Options, member metadata.Member) (*Registra
 		return nil, err
 	}
 	member.Joined = member.Joined.UTC().Round(0)
-	r := &Registration{o: c.o, c: c, member: member, done: make(chan struct{}), first: make(chan struct{})}
+	r := &Registration{o: c.o, c: c, member: member, err: c.o.failed("register in", errBegun), done: make(chan struct{}), first: make(chan struct{})}
 	background, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	r.cancel = cancel
 	go r.run(background)
@@ -83,13 +87,14 @@ func (r *Registration) Stats() RegistrationStats {
 // Drain marks the member as draining. The mark stays, also if the member is registered again.
 func (r *Registration) Drain(ctx context.Context) error {
 	r.mu.Lock()
-	r.member.Draining = true
+	r.member.Draining, r.drained = true, true
 	lease := r.lease
 	r.mu.Unlock()
 	if lease == clientv3.NoLease {
 		return nil // it is registered as draining, if at all
 	}
-	return r.put(ctx, lease)
+	_, err := r.put(ctx, lease)
+	return err
 }
 
 // Close ends the registration: the member leaves at once, or after its lease's time if etcd cannot
@@ -102,14 +107,23 @@ func (r *Registration) Close(ctx context.Context) error {
 	r.lease = clientv3.NoLease
 	r.mu.Unlock()
 	var err error
-	if client, opened := r.c.get(); lease != clientv3.NoLease && opened == nil { // it is open with a lease
-		ctx, cancel := context.WithTimeout(ctx, r.o.Within)
-		defer cancel()
-		if _, err = client.Revoke(ctx, lease); err != nil {
-			err = r.o.failed("leave", err)
-		}
+	if lease != clientv3.NoLease {
+		err = r.revoke(ctx, lease)
 	}
 	return errors.Join(err, r.c.close())
+}
+
+func (r *Registration) revoke(ctx context.Context, lease clientv3.LeaseID) error {
+	ctx, cancel := context.WithTimeout(ctx, r.o.Within)
+	defer cancel()
+	client, err := r.c.get(ctx)
+	if err == nil {
+		_, err = client.Revoke(ctx, lease)
+	}
+	if err != nil {
+		return r.o.failed("leave", err)
+	}
+	return nil
 }
 
 // run registers the member again and again.
@@ -117,14 +131,14 @@ func (r *Registration) run(ctx context.Context) {
 	defer close(r.done)
 	opened := false
 	for pause := firstPause; ctx.Err() == nil; {
-		err := r.register(ctx)
+		revision, err := r.register(ctx)
 		if !opened {
 			close(r.first)
 			opened = true
 		}
 		if err == nil {
 			pause = firstPause
-			err = r.keep(ctx)
+			err = r.keep(ctx, revision)
 		}
 		if ctx.Err() != nil {
 			return
@@ -142,32 +156,38 @@ func (r *Registration) run(ctx context.Context) {
 	}
 }
 
-// register puts the member with a new lease.
-func (r *Registration) register(ctx context.Context) error {
+// register puts the member with a new lease. It returns the revision of the put.
+func (r *Registration) register(ctx context.Context) (revision int64, err error) {
 	within, cancel := context.WithTimeout(ctx, r.o.Within)
 	defer cancel()
-	client, err := r.c.get()
+	client, err := r.c.get(within)
 	var lease *clientv3.LeaseGrantResponse
 	if err == nil {
 		lease, err = client.Grant(within, int64((r.o.Lease+time.Second-1)/time.Second))
 	}
 	if err == nil {
-		err = r.put(within, lease.ID)
+		// From now on Drain puts the member too, and Close revokes the lease.
+		r.mu.Lock()
+		r.lease = lease.ID
+		r.mu.Unlock()
+		revision, err = r.put(within, lease.ID)
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if err != nil {
-		err = r.o.failed("register in", err)
-		r.err = err
-		return err
+		if ctx.Err() == nil {
+			r.lease = clientv3.NoLease
+		}
+		r.err = r.o.failed("register in", err)
+		return 0, r.err
 	}
-	r.lease, r.err = lease.ID, nil
+	r.err = nil
 	r.stats.Registered++
-	return nil
+	return revision, nil
 }
 
-// put puts the member as it is now.
-func (r *Registration) put(ctx context.Context, lease clientv3.LeaseID) error {
+// put puts the member as it is now. It returns the revision.
+func (r *Registration) put(ctx context.Context, lease clientv3.LeaseID) (int64, error) {
 	r.writing.Lock()
 	defer r.writing.Unlock()
 	r.mu.Lock()
@@ -175,28 +195,32 @@ func (r *Registration) put(ctx context.Context, lease clientv3.LeaseID) error {
 	r.mu.Unlock()
 	text, err := encode(&member)
 	if err != nil {
-		return err
-	}
-	client, err := r.c.get()
-	if err != nil {
-		return err
+		return 0, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, r.o.Within)
 	defer cancel()
-	_, err = client.Put(ctx, r.key(), text, clientv3.WithLease(lease))
-	return err
+	client, err := r.c.get(ctx)
+	if err != nil {
+		return 0, err
+	}
+	answer, err := client.Put(ctx, r.key(), text, clientv3.WithLease(lease))
+	if err != nil {
+		return 0, err
+	}
+	return answer.Header.Revision, nil
 }
 
 func (r *Registration) key() string { return r.o.prefix() + r.member.Name }
 
-// keep keeps the lease alive. It returns errLost when the lease or the key is lost.
-func (r *Registration) keep(ctx context.Context) error {
+// keep keeps the lease alive. It returns errLost when the lease or the key, put at a revision, is
+// lost.
+func (r *Registration) keep(ctx context.Context, revision int64) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	r.mu.Lock()
 	lease := r.lease
 	r.mu.Unlock()
-	client, err := r.c.get()
+	client, err := r.c.get(ctx)
 	if err != nil {
 		return err
 	}
@@ -204,11 +228,11 @@ func (r *Registration) keep(ctx context.Context) error {
 	if err != nil {
 		return r.o.failed("keep the lease in", err)
 	}
-	events := make(chan *clientv3.Event)
+	changes := make(chan []byte)
 	var watching sync.WaitGroup
 	defer watching.Wait()
 	defer cancel()
-	watching.Go(func() { r.watch(ctx, client, events) })
+	watching.Go(func() { r.watch(ctx, client, revision+1, changes) })
 	for {
 		select {
 		case _, ok := <-alive:
@@ -218,36 +242,64 @@ func (r *Registration) keep(ctx context.Context) error {
 			if !ok {
 				return r.lost()
 			}
-		case e := <-events:
-			if e.Type == mvccpb.DELETE {
+		case value := <-changes:
+			if value == nil {
 				return r.lost()
 			}
-			r.adopt(e.Kv.Value)
+			r.adopt(value)
 		}
 	}
 }
 
-// watch sends the changes of the member's key to events until ctx ends or the watch fails. The
-// lease alone then shows whether the member is in the list. It blocks while etcd cannot be reached.
-func (r *Registration) watch(ctx context.Context, client *clientv3.Client, events chan<- *clientv3.Event) {
-	for w := range client.Watch(ctx, r.key()) {
-		for _, e := range w.Events {
-			select {
-			case events <- e:
-			case <-ctx.Done():
-				return
+// watch sends the values of the member's key since a revision to changes, and nil for a key that is
+// deleted, until ctx ends. After a failure, such as a compaction, it reads the key. It blocks while
+// etcd cannot be reached.
+func (r *Registration) watch(ctx context.Context, client *clientv3.Client, from int64, changes chan<- []byte) {
+	send := func(value []byte) {
+		select {
+		case changes <- value:
+		case <-ctx.Done():
+		}
+	}
+	for pause := firstPause; ; pause = min(2*pause, maxPause) {
+		for w := range client.Watch(ctx, r.key(), clientv3.WithRev(from)) {
+			if w.Err() != nil {
+				break // ctx ends the watch
 			}
+			for _, e := range w.Events {
+				if e.Type == mvccpb.DELETE {
+					send(nil)
+				} else {
+					send(e.Kv.Value)
+				}
+			}
+			from, pause = w.Header.Revision+1, firstPause
 		}
+		if sleep(ctx, pause); ctx.Err() != nil {
+			return
+		}
+		within, cancel := context.WithTimeout(ctx, r.o.Within)
+		now, err := client.Get(within, r.key())
+		cancel()
+		switch {
+		case err != nil:
+			continue
+		case len(now.Kvs) == 0:
+			send(nil)
+		default:
+			send(now.Kvs[0].Value)
+		}
+		from = now.Header.Revision + 1
 	}
 }
 
-// adopt keeps the mark that MarkDraining set.
+// adopt keeps the mark that MarkDraining set or removed.
 func (r *Registration) adopt(value []byte) {
 	m, err := decode(r.member.Name, value)
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if err == nil && m.Boot == r.member.Boot {
-		r.member.Draining = m.Draining
+		r.member.Draining = m.Draining || r.drained
 	}
 }
 
@@ -266,12 +318,12 @@ func MarkDraining(ctx context.Context, o Options, name string, draining bool) (e
 		return err
 	}
 	defer func() { err = errors.Join(err, c.close()) }()
-	client, err := c.get()
+	ctx, cancel := context.WithTimeout(ctx, c.o.Within)
+	defer cancel()
+	client, err := c.get(ctx)
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(ctx, c.o.Within)
-	defer cancel()
 	key := o.prefix() + name
 	for {
 		r, err := client.Get(ctx, key)

@@ -34,10 +34,10 @@ func (s *Store) do(ctx context.Context, what, key string, f func(context.Context
 	if key == "" || len(key) > metadata.MaxKeyBytes {
 		return fmt.Errorf("%s metadata %.32q: the key must have 1 to %d bytes: %w", what, key, metadata.MaxKeyBytes, errdefs.ErrInvalid)
 	}
-	client, err := s.c.get()
+	ctx, cancel := context.WithTimeout(ctx, s.o.Within)
+	defer cancel()
+	client, err := s.c.get(ctx)
 	if err == nil {
-		ctx, cancel := context.WithTimeout(ctx, s.o.Within)
-		defer cancel()
 		err = f(ctx, client, "/kvlane/"+s.o.Cluster+"/metadata/"+key)
 	}
 	if err != nil {

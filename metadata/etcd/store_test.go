@@ -111,10 +111,8 @@ func TestTLS(t *testing.T) {
 
 			o := options(s.Addr)
 			o.TLS = &tls.Config{MinVersion: tls.VersionTLS13, RootCAs: roots, Certificates: []tls.Certificate{pair}}
-			must(t, register(t, o, member(1)).Err())
-			if m := open(t, o); names(m) != "m1" || m.Err() != nil {
-				t.Errorf("list %s, %v", names(m), m.Err())
-			}
+			register(t, o, member(1))
+			becomes(t, open(t, o), "m1")
 			must(t, openStore(t, o).Put(t.Context(), "k", []byte("v"), time.Minute))
 			o.Within = time.Second
 			for name, c := range map[string]*tls.Config{

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"net"
 	"os"
 	"os/exec"
@@ -285,6 +286,7 @@ func (s *blockServer) stopInMidBatch(t *testing.T, client func() *blockClient) {
 	for n := range 4 {
 		c.store(t, n)
 	}
+	least := time.Duration(math.MaxInt64)
 	for round := range 4 {
 		must(t, c.retrieve(t.Context(), t, round)) // it opens the connection
 		stopped := make(chan struct{})
@@ -304,10 +306,11 @@ func (s *blockServer) stopInMidBatch(t *testing.T, client func() *blockClient) {
 			cancel()
 		}
 		<-stopped
-		if !errors.Is(err, errdefs.ErrCanceled) || took > timeout+time.Second {
+		if !errors.Is(err, errdefs.ErrCanceled) {
 			t.Errorf("a call to a stopped server: %v after %v, with a deadline of %v", err, took, timeout)
 		}
 		t.Logf("the call ended %v after its deadline", took-timeout)
+		least = min(least, took-timeout)
 		reused := c.memory.Bytes()
 		for i := range reused {
 			reused[i] = 0xa5
@@ -318,6 +321,9 @@ func (s *blockServer) stopInMidBatch(t *testing.T, client func() *blockClient) {
 		if n := bytes.Count(reused, []byte{0xa5}); n != len(reused) {
 			t.Errorf("%d bytes of reused memory have changed", len(reused)-n)
 		}
+	}
+	if least > time.Second { // a busy machine may delay some of the calls
+		t.Errorf("no call ended less than %v after its deadline", least)
 	}
 	if st := c.Stats(); st.Fences < 4 || st.FenceTimeouts < 4 {
 		t.Errorf("statistics of the client %+v", st)

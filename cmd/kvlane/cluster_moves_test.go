@@ -6,6 +6,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jonboulle/clockwork"
+
 	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/breaker"
@@ -19,7 +21,8 @@ import (
 // the ideal one, and no other block moves. Each block has a run of its own.
 func TestClusterMovesTheIdealShare(t *testing.T) {
 	const blocks, servers = 2000, 5 // the share of a server has a standard error of 4.5%
-	const ramp = 5 * time.Second
+	const ramp, steps = time.Minute, 4
+	clock := clockwork.NewFakeClock()
 	etcd := etcdtest.Start(t, etcdtest.Versions[1])
 	at := "etcd://" + etcd.Addr + "/test"
 	var all []*blockServer
@@ -29,7 +32,8 @@ func TestClusterMovesTheIdealShare(t *testing.T) {
 	waitForStates(t, at, "up up up up up")
 	f := tiertest.NewFormat(t)
 	tr, err := remote.Open(new(etcdFlags).with(t.Context()), remote.Config{
-		Servers: at, Formats: block.Formats{f}, Ramp: ramp, Latency: breaker.LatencyOptions{Least: time.Hour}, // no server is slow
+		Servers: at, Formats: block.Formats{f}, Ramp: ramp, Clock: clock,
+		Timeout: testkit.Patience() / 4, Latency: breaker.LatencyOptions{Least: time.Hour}, // no server is slow
 	})
 	must(t, err)
 	defer func() { must(t, tr.Close(t.Context())) }()
@@ -75,6 +79,7 @@ func TestClusterMovesTheIdealShare(t *testing.T) {
 	must(t, all[0].Process.Kill())
 	_ = all[0].Wait() // it was killed
 	waitForStates(t, at, "up up up up")
+	waitForServers(t, tr, servers-1)
 	moved := store()
 	near("killed", moved)
 	sum, killed := 0, counts()
@@ -89,18 +94,13 @@ func TestClusterMovesTheIdealShare(t *testing.T) {
 
 	added := member(t, etcd.Addr)
 	waitForStates(t, at, "up up up up up")
-	for end := time.Now().Add(testkit.Patience()); len(tr.PeerStats().Servers) != servers; time.Sleep(10 * time.Millisecond) {
-		_ = tr.Stats() // it uses the present list
-		if time.Now().After(end) {
-			t.Fatal("the client does not see the new member")
-		}
-	}
-	for start := time.Now(); time.Since(start) < ramp+ramp/10; {
+	waitForServers(t, tr, servers)
+	for range steps + 1 { // the last one with the full weight, while the previous homes are known
 		if n := store(); n > 0 {
 			t.Errorf("%d blocks are lost while a server joins", n)
 		}
+		clock.Advance(ramp / steps)
 	}
-	store() // with the full weight, while the previous homes are known
 	after := counts()
 	near("added", after[added.addr])
 	if filled := tr.PeerStats().Filled; filled != int64(after[added.addr]) {
@@ -114,5 +114,16 @@ func TestClusterMovesTheIdealShare(t *testing.T) {
 	for _, s := range append(all[1:], added) {
 		_, err := s.end(t, syscall.SIGTERM)
 		must(t, err)
+	}
+}
+
+// waitForServers waits until a client has a list of n servers.
+func waitForServers(t *testing.T, tr *remote.Tier, n int) {
+	t.Helper()
+	for end := time.Now().Add(testkit.Patience()); len(tr.PeerStats().Servers) != n; time.Sleep(10 * time.Millisecond) {
+		_ = tr.Stats() // it uses the present list
+		if time.Now().After(end) {
+			t.Fatalf("the client has %d servers, want %d", len(tr.PeerStats().Servers), n)
+		}
 	}
 }

@@ -15,9 +15,6 @@ import (
 	"github.com/kvlane/kvlane/tier/remote"
 )
 
-// clusterSlack is the time for which a busy machine may not run a goroutine.
-const clusterSlack = 800 * time.Millisecond
-
 // member starts a block server that registers in etcd.
 func member(t *testing.T, etcd string, more ...string) *blockServer {
 	t.Helper()
@@ -226,8 +223,8 @@ func TestReplayWhileTheClusterChanges(t *testing.T) {
 		if r.Mismatches+r.DumpErrors != 0 {
 			t.Errorf("%s: %d mismatches, %d dump errors", what, r.Mismatches, r.DumpErrors)
 		}
-		// A request ends 200 ms after its deadline at the latest.
-		if d := overrun(&r); d > 200*time.Millisecond+clusterSlack {
+		// A request ends 200 ms after its deadline at the latest, or when the machine runs its goroutine.
+		if d := overrun(&r); d > 200*time.Millisecond+testkit.Patience()/4 {
 			t.Errorf("%s: a request ended %v after its deadline", what, d)
 		}
 		// Three failures of 300 ms open a breaker, and probes fail.
@@ -251,9 +248,16 @@ func TestReplayWhileTheClusterChanges(t *testing.T) {
 			}
 		}
 	}
-	// On a busy machine a few requests take longer than 100 ms.
-	if r := during("unchanged", func() {}); r.PrefixHits < whole.PrefixHits*95/100 {
-		t.Errorf("%d hits, were %d", r.PrefixHits, whole.PrefixHits)
+	// few reports whether a replay has too few hits and may be repeated. On a busy machine requests take
+	// longer than 100 ms, and breakers open.
+	end := time.Now().Add(2 * testkit.Patience())
+	few := func(what string, hits, want int64) bool {
+		if hits < want && time.Now().After(end) {
+			t.Fatalf("%s: %d hits, want %d", what, hits, want)
+		}
+		return hits < want
+	}
+	for few("unchanged", during("unchanged", func() {}).PrefixHits, whole.PrefixHits*95/100) {
 	}
 
 	// The server with most blocks.
@@ -282,9 +286,9 @@ func TestReplayWhileTheClusterChanges(t *testing.T) {
 	waitForStates(t, at, "up up up up up")
 	recovers("added")
 
-	down := during("etcd killed", etcd.Kill)
-	if down.PrefixHits < whole.PrefixHits*9/10 {
-		t.Errorf("%d hits without etcd, were %d", down.PrefixHits, whole.PrefixHits)
+	for few("etcd killed", during("etcd killed", etcd.Kill).PrefixHits, whole.PrefixHits*9/10) {
+		etcd.Start(t)
+		waitForStates(t, at, "up up up up up")
 	}
 	cold := during("started without etcd", func() {
 		time.Sleep(7 * time.Second) // the command has given up its first read

@@ -4,6 +4,7 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -43,10 +44,11 @@ func TestReplayWhileTheServerIsStopped(t *testing.T) {
 		t.Errorf("the replay took %v, want at most %v", stopped, most)
 	}
 	must(t, s.Process.Signal(syscall.SIGCONT))
-	done, lost := make(chan struct{}), int64(0)
+	done, end := make(chan struct{}), time.Now().Add(testkit.Patience())
+	var lost atomic.Int64
 	go func() {
 		defer close(done)
-		for range 4 { // in mid-replay
+		for n := 0; n < 4 || lost.Load() == 0 && time.Now().Before(end); n++ { // in mid-replay
 			time.Sleep(40 * time.Millisecond)
 			s.pause(t)
 			time.Sleep(300 * time.Millisecond)
@@ -63,19 +65,12 @@ func TestReplayWhileTheServerIsStopped(t *testing.T) {
 		if r.Mismatches+r.DumpErrors != 0 {
 			t.Errorf("%d mismatches, %d dump errors", r.Mismatches, r.DumpErrors)
 		}
-		lost += max(0, whole.PrefixHits-r.PrefixHits)
+		lost.Add(max(0, whole.PrefixHits-r.PrefixHits))
 	}
-	if lost == 0 {
+	if lost.Load() == 0 {
 		t.Error("no hit was lost while the server was stopped")
 	}
-	for end := time.Now().Add(testkit.Patience()); ; {
-		if r := replayReport(t.Context(), t, args...); r.PrefixHits >= whole.PrefixHits {
-			break
-		}
-		if time.Now().After(end) {
-			t.Fatal("hits do not return")
-		}
-	}
+	hitsReturn(t.Context(), t, args, whole.PrefixHits)
 	_, err := s.end(t, syscall.SIGTERM)
 	must(t, err)
 }

@@ -123,12 +123,13 @@ func TestFaultsAreMisses(t *testing.T) {
 	}
 }
 
-// within checks that f ends with the deadline. Slow machines need more than that.
+// within checks that f ends with the deadline, and not when the server answers. Busy machines need
+// more than the deadline.
 func within(t *testing.T, what string, f func()) {
 	t.Helper()
 	start := time.Now()
 	f()
-	if d := time.Since(start); d > opTimeout+2*time.Second {
+	if d := time.Since(start); d > opTimeout+testkit.Patience()/4 {
 		t.Errorf("%s took %v, with a deadline of %v", what, d, opTimeout)
 	}
 }
@@ -144,7 +145,7 @@ func TestOpenWithoutServer(t *testing.T) {
 	}
 	s.Start(t)
 	eventually(t, "put", func() error { return put(t, tr, c.Formats[0], 1, 0) })
-	must(t, get(t, tr, c.Formats[0], 1))
+	eventually(t, "get", func() error { return get(t, tr, c.Formats[0], 1) })
 }
 
 // Bodies that end early or are damaged on the way are read again. If all are, they are misses, and
@@ -379,16 +380,13 @@ func TestMissesAreRemembered(t *testing.T) {
 	}
 	must(t, tr.Delete(t.Context(), tiertest.Key(1)))
 	lookup()
-	start = time.Now()
+	missed := time.Now()
 	must(t, put(t, other, f, 1, 0))
-	eventually(t, "lookup", func() error {
-		if lookup() != tier.Ready {
-			return errdefs.ErrNotFound
+	for begun := missed; lookup() != tier.Ready; begun = time.Now() {
+		if d := begun.Sub(missed); d > time.Second {
+			t.Fatalf("a write of another process was not found after %v", d)
 		}
-		return nil
-	})
-	if d := time.Since(start); d > 3*time.Second {
-		t.Errorf("a write of another process was found after %v", d)
+		time.Sleep(5 * time.Millisecond)
 	}
 }
 

@@ -115,6 +115,7 @@ var tierFamilies = []family[*namedTier]{
 	tierCounter("kvlane_tier_errors_total", "operations", "Operations that failed for another reason than a miss.", func(s *tier.Stats) int64 { return s.Errors }),
 	tierCounter("kvlane_tier_read_bytes_total", "bytes", "Bytes read from the tier.", func(s *tier.Stats) int64 { return s.ReadBytes }),
 	tierCounter("kvlane_tier_written_bytes_total", "bytes", "Bytes written to the tier.", func(s *tier.Stats) int64 { return s.WrittenBytes }),
+	tierGauge("kvlane_tier_pinned_bytes", "bytes", "Bytes of the blocks that `kvlane store pin` keeps.", func(s *tier.Stats) int64 { return s.PinnedBytes }),
 	tierGauge("kvlane_tier_retained", "pins", "Pins held on blocks.", func(s *tier.Stats) int64 { return s.Retained }),
 	tierGauge("kvlane_tier_quarantined", "blocks", "Files or slots in quarantine.", func(s *tier.Stats) int64 { return s.Quarantined }),
 	tierCounter("kvlane_tier_replaced_total", "blocks", "Stored blocks found damaged or unreadable when they were stored again, and rewritten.", func(s *tier.Stats) int64 { return s.Replaced }),

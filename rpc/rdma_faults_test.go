@@ -329,6 +329,7 @@ func TestDefectEndDuringACopyIsADeviceFailure(t *testing.T) {
 				must(t, client.Close())
 				must(t, s.Close())
 				returned(t, sr, cr)
+				waitFor(t, func() bool { return cr.Close(t.Context()) == nil }) // the copy's memory on the host returns after its queue
 			})
 		}
 	}

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"testing"
+	"time"
 
 	"github.com/kvlane/kvlane/device/cuda/cudatest"
 	"github.com/kvlane/kvlane/internal/settings"
@@ -32,6 +33,7 @@ func TestMain(m *testing.M) {
 		_ = os.Unsetenv(settings.Table[i].Env()) // the name of a setting is always a valid name
 	}
 	_ = os.Setenv(configEnv, os.DevNull)
+	lineInterval = time.Hour
 	cudatest.UseDriverOnce()
 	testkit.Main(m)
 }

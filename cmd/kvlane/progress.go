@@ -11,8 +11,9 @@ import (
 	"github.com/kvlane/kvlane/internal/present"
 )
 
-// lineInterval is the time between the lines of a progress that is not on a terminal.
-const lineInterval = 10 * time.Second
+// lineInterval is the time between the lines of a progress that is not on a terminal. Tests of
+// commands increase it, because any command may take that long on a busy machine.
+var lineInterval = 10 * time.Second
 
 // progress shows on standard error how far a long operation is, with its rate and the remaining
 // time: a bar on a terminal, and otherwise a line every 10 seconds. Its methods may be called
@@ -23,6 +24,7 @@ type progress struct {
 	drawn     bool // draw a bar
 	bytes     bool // steps are bytes; set it before the first show
 	now       func() time.Time
+	interval  time.Duration // between lines
 
 	mu          sync.Mutex
 	bar         *progressbar.ProgressBar // guarded by mu
@@ -32,7 +34,7 @@ type progress struct {
 
 // newProgress returns a progress that has shown nothing. forced draws a bar anywhere.
 func newProgress(w io.Writer, operation string, forced bool) *progress {
-	p := &progress{w: w, operation: operation, drawn: forced || present.Terminal(w), now: time.Now}
+	p := &progress{w: w, operation: operation, drawn: forced || present.Terminal(w), now: time.Now, interval: lineInterval}
 	p.start = p.now()
 	p.line = p.start
 	return p
@@ -48,7 +50,7 @@ func (p *progress) show(done, total int64, what string) {
 		return
 	}
 	now := p.now()
-	if now.Sub(p.line) < lineInterval {
+	if now.Sub(p.line) < p.interval {
 		return
 	}
 	p.line = now

@@ -13,6 +13,7 @@ import (
 func TestProgressInLines(t *testing.T) {
 	var out bytes.Buffer
 	p := newProgress(&out, "verify", false)
+	p.interval = 10 * time.Second
 	now := p.start
 	p.now = func() time.Time { return now }
 	for i := range int64(100) {
@@ -26,7 +27,7 @@ func TestProgressInLines(t *testing.T) {
 		t.Errorf("%d lines:\n%s", len(lines), &out)
 	}
 	out.Reset()
-	now = now.Add(lineInterval)
+	now = now.Add(p.interval)
 	p.show(1100, 0, "folder a")
 	if out.String() != "verify: 1,100, 10 a second: folder a\n" {
 		t.Errorf("without a total: %q", &out)
@@ -37,8 +38,8 @@ func TestProgressInLines(t *testing.T) {
 func TestProgressInBytes(t *testing.T) {
 	var out bytes.Buffer
 	p := newProgress(&out, "gc", false)
-	p.bytes = true
-	now := p.start.Add(lineInterval)
+	p.bytes, p.interval = true, 10*time.Second
+	now := p.start.Add(p.interval)
 	p.now = func() time.Time { return now }
 	p.show(1<<30, 3<<30, "")
 	if out.String() != "gc: 1 GiB of 3 GiB, 102.4 MiB a second, about 20s left\n" {

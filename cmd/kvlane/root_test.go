@@ -73,7 +73,7 @@ func TestExitCodes(t *testing.T) {
 		stderr string
 	}{
 		{"help", []string{"--help"}, exitOK, ""},
-		{"no command", nil, exitOK, ""},
+		{"no command", []string{}, exitOK, ""},
 		{"version", []string{"--version"}, exitOK, ""},
 		{"unknown command", []string{"replya"}, exitUsage, "did you mean replay?"},
 		{"unknown command of a group", []string{"bench", "paste"}, exitUsage, `unknown command "paste" for "kvlane bench"`},

@@ -31,8 +31,8 @@ import (
 // DefaultQueue is the default length of the send queue and of the receive queue.
 const DefaultQueue = 128
 
-// maxSetup bounds the wait for the blocks of a new endpoint, and so does half of the time of its
-// handshake. Without them it uses TCP.
+// maxSetup bounds the wait for the device and that for the blocks of a new endpoint, and so does half
+// of the time that its handshake has left. Without them it uses TCP.
 const maxSetup = time.Second
 
 // Options are the options of endpoints. All fields but Ready, Queue and Polling are required.
@@ -126,14 +126,10 @@ func newEndpoint(ctx context.Context, conn net.Conn, o *Options) (_ *Endpoint, e
 			e.Close(err)
 		}
 	}()
-	limit := maxSetup
-	if end, ok := ctx.Deadline(); ok {
-		limit = min(limit, time.Until(end)/2)
-	}
-	ctx, stop := context.WithTimeout(ctx, limit)
-	defer stop()
 	if o.Ready != nil {
-		if err = o.Ready(ctx); err != nil {
+		waiting, stop := boundSetup(ctx)
+		err = o.Ready(waiting)
+		if stop(); err != nil {
 			return nil, err
 		}
 	}
@@ -151,13 +147,24 @@ func newEndpoint(ctx context.Context, conn net.Conn, o *Options) (_ *Endpoint, e
 	e.pair = e.ch.Pairs[0]
 	e.blocks, e.occupied = make([]mem.ArenaBlock, n), make([]bool, n)
 	err = e.pair.QP.Modify(rdma.QPAttr{State: rdma.QPSInit, Port: o.Port.Number, Access: rdma.AccessRemoteWrite})
+	waiting, stop := boundSetup(ctx) // begins after the queue pair was opened
+	defer stop()
 	for i := 0; i < n && err == nil; i++ {
-		if e.blocks[i], err = o.Receive.Acquire(ctx); err == nil {
+		if e.blocks[i], err = o.Receive.Acquire(waiting); err == nil {
 			e.occupied[i] = true
 			err = e.post(i)
 		}
 	}
 	return e, err
+}
+
+// boundSetup returns a context for a wait of a new endpoint.
+func boundSetup(ctx context.Context) (context.Context, context.CancelFunc) {
+	limit := maxSetup
+	if end, ok := ctx.Deadline(); ok {
+		limit = min(limit, time.Until(end)/2)
+	}
+	return context.WithTimeout(ctx, limit)
 }
 
 // hello returns the offer of this side.

@@ -3,6 +3,7 @@ package endpoint_test
 import (
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/kvlane/kvlane/rdma"
 	"github.com/kvlane/kvlane/rdma/soft"
@@ -13,6 +14,7 @@ import (
 // recordingProvider records the calls of Modify and the sends of all queue pairs.
 type recordingProvider struct {
 	rdma.Provider
+	delay time.Duration // of CreateQP
 
 	mu    sync.Mutex
 	attrs []rdma.QPAttr
@@ -40,6 +42,7 @@ type recordingPD struct {
 }
 
 func (pd *recordingPD) CreateQP(o rdma.QPOptions) (rdma.QP, error) {
+	time.Sleep(pd.p.delay)
 	q, err := pd.PD.CreateQP(o)
 	return &recordingQP{q, pd.p}, err
 }
@@ -115,4 +118,16 @@ func TestSettingsOfQueuePairs(t *testing.T) {
 	if acks == 0 {
 		t.Error("no acknowledgement without data")
 	}
+}
+
+// A queue pair that takes longer to open than the wait for blocks may take still leaves time for that
+// wait.
+func TestSlowQueuePairLeavesTimeForBlocks(t *testing.T) {
+	p, err := soft.New(soft.Options{})
+	check(t, err)
+	t.Cleanup(func() { check(t, p.Close()) })
+	r := &recordingProvider{Provider: p, delay: 1200 * time.Millisecond}
+	k := connect(t, newSide(t, r, "soft0", 8), newSide(t, p, "soft0", 8), hello.V2)
+	check(t, k.client.Send([]endpoint.Piece{{Bytes: []byte("hello")}}))
+	receive(t, k.server, 5)
 }

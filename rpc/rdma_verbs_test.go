@@ -2,10 +2,10 @@ package rpc_test
 
 import (
 	"bufio"
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"slices"
@@ -81,14 +81,18 @@ func TestVerbsDirectPlacement(t *testing.T) {
 func TestVerbsKilledPeer(t *testing.T) {
 	f := verbsFabric(t)
 	sr, cr := f.open(t, true, nil), f.open(t, true, nil)
-	addr, kill := startPeer(t, "serve")
-	client := newClient(t, addr, rpc.ClientOptions{RDMA: cr, MinBackoff: time.Millisecond, MaxBackoff: time.Millisecond})
+	server := startPeer(t, "serve")
+	client := newClient(t, server.line, rpc.ClientOptions{RDMA: cr, MinBackoff: time.Millisecond, MaxBackoff: time.Millisecond})
 	failed, began := make(chan error, 2), make(chan struct{}, 1)
 	for range cap(failed) {
 		go func() { failed <- echoUntilError(t.Context(), client, func() { send(began) }) }()
 	}
-	<-began
-	kill()
+	select {
+	case <-began:
+	case err := <-failed:
+		t.Fatalf("before the server was killed: %v", err)
+	}
+	server.kill()
 	for range cap(failed) {
 		if err := <-failed; rpc.CodeOf(err) != rpc.EndOfFile && rpc.CodeOf(err) != rpc.FailedSocket {
 			t.Errorf("a call at a killed server: %v", err)
@@ -113,9 +117,13 @@ func TestVerbsKilledPeer(t *testing.T) {
 	for len(began) > 0 {
 		<-began
 	}
-	_, kill = startPeer(t, addr)
-	<-began
-	kill()
+	caller := startPeer(t, addr)
+	select {
+	case <-began:
+	case <-caller.ended:
+		t.Fatalf("the calling peer has ended: %s", caller.rest)
+	}
+	caller.kill()
 	waitFor(t, func() bool { return s.Stats().Connections == 1 })
 	if m, err := echoCall(t.Context(), client, "hello"); err != nil || m != "hello" || sr.Stats().Connected != 2 || cr.Stats().Connected != 2 {
 		t.Errorf("afterwards: %q, %v, server %+v, client %+v", m, err, sr.Stats(), cr.Stats())
@@ -148,28 +156,41 @@ func echoUntilError(ctx context.Context, c *rpc.Client, next func()) error {
 // peerEnv makes TestVerbsPeerProcess the other process of a test: "serve", or the address to call.
 const peerEnv = "KVLANE_RPC_PEER"
 
-// startPeer starts the process of a peer. addr is the address that it serves.
-func startPeer(t *testing.T, role string) (addr string, kill func()) {
+// peerProcess is the other process of a test.
+type peerProcess struct {
+	cmd   *exec.Cmd
+	line  string        // its first line: the address that it serves
+	ended chan struct{} // closed when it has ended
+	rest  []byte        // of its output, when it has ended
+}
+
+func startPeer(t *testing.T, role string) *peerProcess {
 	t.Helper()
-	cmd := exec.CommandContext(t.Context(), "/proc/self/exe", "-test.run", "^TestVerbsPeerProcess$")
-	cmd.Env = append(os.Environ(), peerEnv+"="+role)
-	var stderr bytes.Buffer
-	cmd.Stderr = &stderr
-	out, err := cmd.StdoutPipe()
+	p := &peerProcess{cmd: exec.CommandContext(t.Context(), "/proc/self/exe", "-test.run", "^TestVerbsPeerProcess$"), ended: make(chan struct{})}
+	p.cmd.Env = append(os.Environ(), peerEnv+"="+role)
+	pipe, err := p.cmd.StdoutPipe()
 	must(t, err)
-	must(t, cmd.Start())
-	kill = func() {
-		if cmd.ProcessState == nil {
-			_ = cmd.Process.Kill() // it may have ended
-			_ = cmd.Wait()         // likewise
-		}
-	}
-	t.Cleanup(kill)
-	line, err := bufio.NewReader(out).ReadString('\n')
+	p.cmd.Stderr = p.cmd.Stdout
+	must(t, p.cmd.Start())
+	out := bufio.NewReader(pipe)
+	p.line, err = out.ReadString('\n')
+	p.line = strings.TrimSpace(p.line)
+	go func() {
+		defer close(p.ended)
+		p.rest, _ = io.ReadAll(out) // until the process has ended
+		_ = p.cmd.Wait()            // it was killed, or the test fails
+	}()
+	t.Cleanup(p.kill)
 	if err != nil {
-		t.Fatalf("the peer printed %q: %v, %s", line, err, &stderr)
+		t.Fatalf("the peer printed %q: %v", p.line, err)
 	}
-	return strings.TrimSpace(line), kill
+	return p
+}
+
+// kill kills the process and waits for its end.
+func (p *peerProcess) kill() {
+	_ = p.cmd.Process.Kill() // it may have ended
+	<-p.ended
 }
 
 // TestVerbsPeerProcess serves, or calls, until the process is killed.

@@ -24,9 +24,13 @@ import (
 
 const echoMethod = "example.EchoService/Echo"
 
-// newClient returns a client and closes it when the test ends.
+// newClient returns a client and closes it when the test ends. A connection may take more than the
+// default of DialTimeout where NICs are emulated.
 func newClient(t *testing.T, addr string, o rpc.ClientOptions) *rpc.Client {
 	t.Helper()
+	if o.DialTimeout == 0 {
+		o.DialTimeout = testkit.Patience()
+	}
 	c, err := rpc.NewClient(addr, o)
 	if err != nil {
 		t.Fatal(err)

@@ -67,7 +67,10 @@ func cutLink(t *testing.T) {
 	must(t, err)
 	t.Cleanup(target.kill)
 	p := &pair{initiator: engine(t, Options{Stall: 500 * time.Millisecond, PartBytes: 1 << 20})}
-	p.open(t, target.addr)
+	until(t, "the segment cannot be opened", func() bool { // a dial may take longer than Stall on a busy machine
+		p.remote, err = p.initiator.OpenSegment(t.Context(), target.addr+"/kv")
+		return err == nil
+	})
 	failed := 0
 	for round := range 3 {
 		ctx, stop := context.WithCancel(t.Context())

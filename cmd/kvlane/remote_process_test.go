@@ -121,7 +121,7 @@ func TestReplayWithCredentials(t *testing.T) {
 		p := interruptible(t, append([]string{"blockd", "--listen", "127.0.0.1:0", "--cache-bytes", "64MiB", "--tls-cert", "server.pem", "--tls-key", "server.key"}, c.server...)...)
 		addr := p.word(t, "block server ")
 		addr = addr[:len(addr)-len("; interrupt to end\n")]
-		good := remoteReplay(addr, append([]string{"--remote-ca", "server.pem"}, c.client...)...)
+		good := remoteReplay(addr, append([]string{"--remote-ca", "server.pem", "--remote-timeout-ms", longMS}, c.client...)...)
 		good[1] = trace
 		replayReport(t.Context(), t, good...)
 		if r := replayReport(t.Context(), t, good...); r.HitsByTier["remote"] == 0 || r.Mismatches != 0 || len(r.Notes) != 0 {

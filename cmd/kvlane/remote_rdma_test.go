@@ -101,7 +101,7 @@ func replayByRDMA(t *testing.T, device string) {
 	}
 	list := servers[0].addr + "=2," + servers[1].addr
 	want := replayReport(t.Context(), t, "replay", trace, "--device", "sim", "--json", "--pipeline", "cache", "--cache-bytes", "128MiB").PrefixHits
-	args := append([]string{"replay", trace}, remoteRDMA(list, device)...)
+	args := append([]string{"replay", trace}, remoteRDMA(list, device, "--remote-timeout-ms", longMS)...)
 	r := replayReport(ctx, t, args...)
 	if r.PrefixHits != want || want == 0 || r.Mismatches+r.LoadErrors+r.DumpErrors != 0 {
 		t.Errorf("%d hits, want %d; %d mismatches, %d load errors, %d dump errors", r.PrefixHits, want, r.Mismatches, r.LoadErrors, r.DumpErrors)

@@ -40,7 +40,12 @@ func register(t *testing.T, o etcd.Options, m metadata.Member) *etcd.Registratio
 // begin begins to register a member.
 func begin(t *testing.T, o etcd.Options, m metadata.Member) *etcd.Registration {
 	t.Helper()
-	r, err := etcd.Register(t.Context(), o, m)
+	return beginWithin(t.Context(), t, o, m)
+}
+
+func beginWithin(ctx context.Context, t *testing.T, o etcd.Options, m metadata.Member) *etcd.Registration {
+	t.Helper()
+	r, err := etcd.Register(ctx, o, m)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -50,7 +55,12 @@ func begin(t *testing.T, o etcd.Options, m metadata.Member) *etcd.Registration {
 
 func open(t *testing.T, o etcd.Options) *etcd.Members {
 	t.Helper()
-	m, err := etcd.Open(t.Context(), o)
+	return openWithin(t.Context(), t, o)
+}
+
+func openWithin(ctx context.Context, t *testing.T, o etcd.Options) *etcd.Members {
+	t.Helper()
+	m, err := etcd.Open(ctx, o)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -305,8 +315,9 @@ func TestAuthentication(t *testing.T) {
 		// A client with a password connects when it is opened. It may start before etcd does.
 		must(t, r.Close(t.Context()))
 		s.Kill()
-		o.Within = time.Second
-		late, m := begin(t, o, member(2)), open(t, o)
+		ended, cancel := context.WithCancel(t.Context())
+		cancel() // do not wait for the first attempts
+		late, m := beginWithin(ended, t, o, member(2)), openWithin(ended, t, o)
 		if late.Err() == nil || m.Err() == nil || names(m) != "" {
 			t.Errorf("without etcd: %v, %v, %s", late.Err(), m.Err(), names(m))
 		}

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"go.etcd.io/etcd/api/v3/mvccpb"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/kvlane/kvlane/errdefs"
@@ -120,7 +121,7 @@ func (r *Registration) revoke(ctx context.Context, lease clientv3.LeaseID) error
 	if err == nil {
 		_, err = client.Revoke(ctx, lease)
 	}
-	if err != nil {
+	if err != nil && !errors.Is(err, rpctypes.ErrLeaseNotFound) { // without its lease it has left
 		return r.o.failed("leave", err)
 	}
 	return nil

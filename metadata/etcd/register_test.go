@@ -122,6 +122,21 @@ func TestCloseWhileRegistering(t *testing.T) {
 	}
 }
 
+// A member whose lease has ended, which it does not know yet, has left.
+func TestCloseWithoutALease(t *testing.T) {
+	s := etcdtest.Start(t, etcdtest.Versions[1])
+	hold, _ := holdWatches()
+	o := options(s.Addr)
+	o.Lease = time.Hour
+	r := register(t, etcd.WithDial(o, hold), member(1))
+	client := raw(t, s.Addr, "", "")
+	key, err := client.Get(t.Context(), "/kvlane/test/members/m1")
+	must(t, err)
+	_, err = client.Revoke(t.Context(), clientv3.LeaseID(key.Kvs[0].Lease))
+	must(t, err)
+	must(t, r.Close(t.Context()))
+}
+
 // Close ends a connection in progress: clients with a password connect when they are opened.
 func TestCloseWhileConnecting(t *testing.T) {
 	connecting := make(chan struct{})

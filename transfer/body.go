@@ -46,12 +46,13 @@ type body struct {
 	r      *bufferedConn
 	n      int64 // bytes left
 	direct bool  // read without the buffer
+	err    error // first error of the connection
 }
 
 // body returns a reader for the next n bytes, which have shape s. It also sets the read-ahead for
 // later reads.
 func (in *bufferedConn) body(n int64, s *shape) *body {
-	b := &body{in, n, s.direct()}
+	b := &body{r: in, n: n, direct: s.direct()}
 	if in.readAhead = dataBuffer; b.direct {
 		in.readAhead = headBytes
 	}
@@ -68,8 +69,7 @@ func (b *body) Read(p []byte) (n int, err error) {
 	} else {
 		n, err = b.r.Read(p)
 	}
-	b.n -= int64(n)
-	return n, err
+	return b.note(n, err)
 }
 
 // ReadBy implements wire.BriefReader.
@@ -83,7 +83,13 @@ func (b *body) ReadBy(p []byte, by time.Time) (n int, err error) {
 	} else {
 		n, err = b.r.Read(p)
 	}
-	b.n -= int64(n)
+	return b.note(n, err)
+}
+
+func (b *body) note(n int, err error) (int, error) {
+	if b.n -= int64(n); b.err == nil {
+		b.err = err
+	}
 	return n, err
 }
 

@@ -55,6 +55,37 @@ func TestFenceBeforeAnotherTry(t *testing.T) {
 	}
 }
 
+// TestDefectStallIsAFailureOfMemory checks that a part is retried if its connection stalls within
+// its bytes, and the rest of them arrives later. The side that receives the bytes has a short stall time.
+func TestDefectStallIsAFailureOfMemory(t *testing.T) {
+	const n, stall = 1 << 20, 200 * time.Millisecond
+	for _, op := range []Op{Read, Write} {
+		t.Run(op.String(), func(t *testing.T) {
+			initiator, target := Options{Stall: stall}, Options{}
+			if op == Write {
+				initiator, target = target, initiator
+			}
+			there, here := host(t, n), host(t, n)
+			p := &pair{target: engine(t, target), initiator: engine(t, initiator)}
+			x := newProxy(t, p.target.Address())
+			p.publish(t, there)
+			until(t, "the segment cannot be opened", func() (ok bool) { // a dial may take longer than Stall on a busy machine
+				var err error
+				p.remote, err = p.initiator.OpenSegment(t.Context(), x.addr()+"/kv")
+				return err == nil
+			})
+			pattern(there.Bytes(), 1)
+			pattern(here.Bytes(), 2)
+			x.set(func() {
+				x.pause, x.pauseAfter, x.pauseUp = func() { time.Sleep(stall * 3 / 2) }, n/4, op == Write
+			})
+			b := p.do(t, Task{Op: op, Local: mem.All(here)})
+			same(t, "after the stall", here.Bytes(), there.Bytes())
+			t.Logf("%d retries", b.Completion().Retries)
+		})
+	}
+}
+
 // TestCutAndRestored checks that batches end within their timeout while the network is cut, and
 // work again afterwards without a restart. A completed task stays completed.
 func TestCutAndRestored(t *testing.T) {

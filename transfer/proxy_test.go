@@ -24,7 +24,12 @@ type proxy struct {
 	heldBytes int64 // number of held bytes
 	holding   int   // connections whose held bytes are not yet written
 	released  bool
-	links     map[*link]struct{}
+	// pause is called once, when a data connection has forwarded pauseAfter bytes in the direction
+	// pauseUp. nil: never.
+	pause      func()
+	pauseAfter int64
+	pauseUp    bool
+	links      map[*link]struct{}
 }
 
 // link is one connection through the proxy.
@@ -132,6 +137,9 @@ func (p *proxy) forward(l *link, dst, src net.Conn, up bool) {
 			if _, werr := dst.Write(b[:n]); werr != nil {
 				err = werr
 			}
+			if pause := p.takePause(l, up, passed); pause != nil {
+				pause()
+			}
 		}
 		if err == nil {
 			continue
@@ -155,6 +163,16 @@ func (p *proxy) forward(l *link, dst, src net.Conn, up bool) {
 		}
 		return
 	}
+}
+
+// takePause returns the pause that is due, if one is.
+func (p *proxy) takePause(l *link, up bool, passed int64) (pause func()) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if l.data && up == p.pauseUp && passed >= p.pauseAfter {
+		pause, p.pause = p.pause, nil
+	}
+	return pause
 }
 
 // cut closes the links for which f returns true, on the near side or on both.

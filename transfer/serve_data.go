@@ -65,6 +65,9 @@ func (e *Engine) do(c *servedConn, q *request) error {
 		}
 	}
 	if err != nil { // skip the rest to find the next request
+		if in.err != nil { // the connection failed: the initiator retries on another one
+			return noEOF(in.err)
+		}
 		if serr := in.skip(); serr != nil {
 			return errors.Join(noEOF(err), serr)
 		}

@@ -112,6 +112,9 @@ func (c *socketConn) receive(f *pendingPart) (verdict, err error) {
 	in := c.r.body(f.part.bytes, &f.part.shape)
 	merr := c.p.e.mover.Receive(c.ctx, in, f.part.extents())
 	if merr != nil {
+		if in.err != nil { // no failure of local memory: the part is retried on another conn
+			return nil, noEOF(in.err)
+		}
 		if err := in.skip(); err != nil {
 			return nil, errors.Join(noEOF(merr), err)
 		}

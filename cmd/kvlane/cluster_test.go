@@ -54,14 +54,23 @@ func waitForStates(t *testing.T, members, want string) clusterReport {
 	}
 }
 
-// overrun returns the longest time by which a request of a replay ended after its deadline.
-func overrun(r *replay.Report) time.Duration {
-	for i := range r.Tiers {
-		if r.Tiers[i].Name == remote.Name {
-			return time.Duration(r.Tiers[i].OverrunUS) * time.Microsecond
+// remoteTier returns the figures of the block servers: OverrunUS is the longest time by which a
+// request ended after its deadline.
+func remoteTier(r *replay.Report) (tier replay.TierReport) {
+	if i := slices.IndexFunc(r.Tiers, func(t replay.TierReport) bool { return t.Name == remote.Name }); i >= 0 {
+		tier = r.Tiers[i]
+	}
+	return tier
+}
+
+// blameless returns the first error of a replay that contains none of the texts, or "".
+func blameless(r *replay.Report, texts ...string) string {
+	for _, sample := range r.ErrorSamples {
+		if !slices.ContainsFunc(texts, func(text string) bool { return strings.Contains(sample, text) }) {
+			return sample
 		}
 	}
-	return 0
+	return ""
 }
 
 // waitForText waits until a server's answer has a text.
@@ -187,7 +196,9 @@ func TestClusterPageInABrowser(t *testing.T) {
 }
 
 // One of five servers is killed, one is paused, one is added, and etcd is killed and restarted,
-// each during a replay: no wrong byte, no request beyond its deadline, and hits return.
+// each during a replay: no wrong byte, no request beyond its deadline, no block that a server does
+// not send while it runs, and hits return. Only the paused server needs a short deadline, in which
+// others may not answer on a busy machine.
 func TestReplayWhileTheClusterChanges(t *testing.T) {
 	etcd := etcdtest.Start(t, etcdtest.Versions[1])
 	at := "etcd://" + etcd.Addr + "/test"
@@ -200,13 +211,19 @@ func TestReplayWhileTheClusterChanges(t *testing.T) {
 		servers = append(servers, member(t, etcd.Addr))
 	}
 	waitForStates(t, at, "up up up up up")
-	args := remoteReplay(at, "--remote-timeout-ms", "100")
+	args := remoteReplay(at, "--remote-timeout-ms", "30000")
 	args[slices.Index(args, "--limit")+1] = "300"
-	paced := append(slices.Clone(args), "--speed", "20") // about 5 s
-	replayReport(t.Context(), t, args...)
-	whole := replayReport(t.Context(), t, args...)
-	if whole.HitsByTier["remote"] == 0 {
-		t.Fatalf("no block is found in the servers: %v", whole.HitsByTier)
+	speed := []string{"--speed", "20"} // about 5 s
+	// A dump drops blocks while many are being written, so the first replays do not store all.
+	var whole replay.Report
+	for end := time.Now().Add(testkit.Patience()); ; {
+		whole = replayReport(t.Context(), t, args...)
+		if servers := remoteTier(&whole); whole.HitsByTier["remote"] > 0 && servers.WrittenBytes == 0 && servers.Errors == 0 {
+			break
+		}
+		if time.Now().After(end) {
+			t.Fatalf("the servers do not have all blocks: hits %v, %+v", whole.HitsByTier, whole.Tiers)
+		}
 	}
 	during := func(what string, change func()) replay.Report {
 		t.Helper()
@@ -217,14 +234,13 @@ func TestReplayWhileTheClusterChanges(t *testing.T) {
 			change()
 		}()
 		start := time.Now()
-		r := replayReport(t.Context(), t, paced...)
+		r := replayReport(t.Context(), t, append(slices.Clone(args), speed...)...)
 		<-done
-		// A leased block that its server does not send in time is computed: a load error.
 		if r.Mismatches+r.DumpErrors != 0 {
 			t.Errorf("%s: %d mismatches, %d dump errors", what, r.Mismatches, r.DumpErrors)
 		}
 		// A request ends 200 ms after its deadline at the latest, or when the machine runs its goroutine.
-		if d := overrun(&r); d > 200*time.Millisecond+testkit.Patience()/4 {
+		if d := time.Duration(remoteTier(&r).OverrunUS) * time.Microsecond; d > 200*time.Millisecond+testkit.Patience()/4 {
 			t.Errorf("%s: a request ended %v after its deadline", what, d)
 		}
 		// Three failures of 300 ms open a breaker, and probes fail.
@@ -248,16 +264,20 @@ func TestReplayWhileTheClusterChanges(t *testing.T) {
 			}
 		}
 	}
-	// few reports whether a replay has too few hits and may be repeated. On a busy machine requests take
-	// longer than 100 ms, and breakers open.
+	// incomplete checks a replay whose servers all run, and reports whether it may be repeated. On a busy
+	// machine a server may be much slower than the others, and is left out: its blocks are misses.
 	end := time.Now().Add(2 * testkit.Patience())
-	few := func(what string, hits, want int64) bool {
-		if hits < want && time.Now().After(end) {
-			t.Fatalf("%s: %d hits, want %d", what, hits, want)
+	incomplete := func(what string, r replay.Report) bool {
+		t.Helper()
+		if other := blameless(&r, "latency of"); other != "" {
+			t.Errorf("%s: a block was not sent: %s", what, other)
 		}
-		return hits < want
+		if r.PrefixHits < whole.PrefixHits && time.Now().After(end) {
+			t.Fatalf("%s: %d hits, were %d", what, r.PrefixHits, whole.PrefixHits)
+		}
+		return r.PrefixHits < whole.PrefixHits
 	}
-	for few("unchanged", during("unchanged", func() {}).PrefixHits, whole.PrefixHits*95/100) {
+	for incomplete("unchanged", during("unchanged", func() {})) {
 	}
 
 	// The server with most blocks.
@@ -266,6 +286,10 @@ func TestReplayWhileTheClusterChanges(t *testing.T) {
 	killed := slices.IndexFunc(servers, func(s *blockServer) bool { return s.addr == most.Address })
 	lost := during("killed", func() { _ = servers[killed].Process.Kill() }) // Wait has the error
 	_ = servers[killed].Wait()                                              // it was killed
+	// The server does not send the blocks that a request had leased. Later requests find none there.
+	if other := blameless(&lost, most.Address, "latency of"); other != "" {
+		t.Errorf("a block of another server was not sent: %s", other)
+	}
 	if lost.PrefixHits >= whole.PrefixHits {
 		t.Errorf("%d hits without a server with %d blocks", lost.PrefixHits, most.Blocks)
 	}
@@ -273,7 +297,12 @@ func TestReplayWhileTheClusterChanges(t *testing.T) {
 	recovers("killed")
 
 	paused := servers[(killed+1)%5]
-	during("paused", func() { _ = paused.Process.Signal(syscall.SIGSTOP) }) // the status shows it
+	args = append(args, "--remote-timeout-ms", "100")
+	silent := during("paused", func() { _ = paused.Process.Signal(syscall.SIGSTOP) }) // the status shows it
+	args = args[:len(args)-2]
+	if other := blameless(&silent, paused.addr, "no answer within 100ms"); other != "" {
+		t.Errorf("a block was not sent: %s", other)
+	}
 	if r := statusOf(t, at); states(&r) != "down up up up" && states(&r) != "up up up" {
 		t.Errorf("with a paused server the members are %q", states(&r))
 	}
@@ -282,27 +311,32 @@ func TestReplayWhileTheClusterChanges(t *testing.T) {
 	recovers("paused")
 
 	var added *blockServer
-	during("added", func() { added = member(t, etcd.Addr) })
+	incomplete("added", during("added", func() { added = member(t, etcd.Addr) }))
 	waitForStates(t, at, "up up up up up")
 	recovers("added")
 
-	for few("etcd killed", during("etcd killed", etcd.Kill).PrefixHits, whole.PrefixHits*9/10) {
+	for incomplete("etcd killed", during("etcd killed", etcd.Kill)) {
 		etcd.Start(t)
 		waitForStates(t, at, "up up up up up")
 	}
+	speed[1] = "5" // about 20 s: clients connect within 6 s after etcd is back
 	cold := during("started without etcd", func() {
 		time.Sleep(7 * time.Second) // the command has given up its first read
 		etcd.Start(t)
 	})
-	if !strings.Contains(strings.Join(cold.Notes, " "), "no block server is known") {
-		t.Errorf("notes %q", cold.Notes)
+	if cold.HitsByTier["remote"] == 0 || blameless(&cold, "latency of") != "" || !strings.Contains(strings.Join(cold.Notes, " "), "no block server is known") {
+		t.Errorf("hits %v and errors %q after etcd came back, notes %q", cold.HitsByTier, cold.ErrorSamples, cold.Notes)
 	}
+	speed[1] = "20"
 	waitForStates(t, at, "up up up up up")
-	during("etcd restarted", func() {
+	restart := func() {
 		etcd.Kill()
 		time.Sleep(time.Second)
 		etcd.Start(t)
-	})
+	}
+	for incomplete("etcd restarted", during("etcd restarted", restart)) {
+		waitForStates(t, at, "up up up up up")
+	}
 	waitForStates(t, at, "up up up up up")
 	recovers("etcd restarted")
 	for _, s := range append(servers, added) {

@@ -34,6 +34,7 @@ func (p *Pipeline) Fetch(ctx context.Context, key []block.Key, o FetchOptions) (
 	}
 	var fill tier.Fill
 	var errs []error
+	missed := errdefs.ErrNotFound // or the last tier's reason not to send a block that it had
 	// A leased block that is not in the cache must be in the only other tier.
 	leased := o.Leased && len(p.Lower) == 1
 	for i, t := range p.Lower {
@@ -80,6 +81,7 @@ func (p *Pipeline) Fetch(ctx context.Context, key []block.Key, o FetchOptions) (
 			break
 		}
 		if IsNotFound(err) {
+			missed = fmt.Errorf("tier %s: %w", t.Name(), err)
 			continue
 		}
 		errs = append(errs, fmt.Errorf("tier %s: %w", t.Name(), err))
@@ -91,7 +93,7 @@ func (p *Pipeline) Fetch(ctx context.Context, key []block.Key, o FetchOptions) (
 	}
 	err := errors.Join(errs...)
 	if err == nil {
-		err = fmt.Errorf("no tier has the block: %w", errdefs.ErrNotFound)
+		err = fmt.Errorf("no tier has the block: %w", missed)
 	}
 	if fill != nil {
 		fill.Abort(err) // all reads have returned: the slot is no longer written

@@ -366,6 +366,7 @@ INTERRUPTED = """if True:
     from conftest import config
     from test_store import arrays, keys_of
 
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it in the background
     what, store = sys.argv[1], kvlane.Store(config())
     cache = kvlane.PagedCache(store, arrays(), "lkp")
     task = store.dump(cache, keys_of(store, 8), range(8), layerwise=True)  # which waits for its layers

@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -19,12 +18,7 @@ import (
 	"github.com/kvlane/kvlane/stream/copy/plan"
 )
 
-// progressLine matches the lines of a progress that is not on a terminal. They appear if an
-// operation lasts long.
-var progressLine = regexp.MustCompile(`(?m)^(bench|calibrate|demo|replay|(gc|verify) .*): ([\d,.]+( .?i?B)?( of .*)?, .* a second.*|0( of .*)?)\n`)
-
-// execute runs a command line in this process. The lines of its progress are left out, since they
-// depend on the speed of the machine. If the budget of a benchmark is too short for a
+// execute runs a command line in this process. If the budget of a benchmark is too short for a
 // measurement, it runs the benchmark again with twice the budget.
 func execute(t *testing.T, args ...string) (code int, stdout, stderr string) {
 	t.Helper()
@@ -48,7 +42,7 @@ func grow(t *testing.T, args []string, short func(stdout, stderr string) bool) (
 		var out, errs bytes.Buffer
 		code = run(t.Context(), args, &out, &errs)
 		if !short(out.String(), errs.String()) {
-			return code, out.String(), progressLine.ReplaceAllString(errs.String(), "")
+			return code, out.String(), errs.String()
 		}
 		budget := time.Minute // if no budget was given
 		for i, a := range args {

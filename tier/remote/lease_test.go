@@ -1,14 +1,18 @@
 package remote_test
 
 import (
+	"errors"
 	"fmt"
 	"testing"
 	"time"
 
 	"github.com/kvlane/kvlane/block"
+	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/auth"
+	"github.com/kvlane/kvlane/internal/breaker"
 	"github.com/kvlane/kvlane/internal/testkit"
 	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/tier"
 	"github.com/kvlane/kvlane/tier/remote"
 	"github.com/kvlane/kvlane/tier/tiertest"
 )
@@ -132,5 +136,52 @@ func TestPutManyAsksOnce(t *testing.T) {
 	}
 	if n := put(tr, 0, blocks); n != 1+blocks/2 {
 		t.Errorf("%d blocks, half of them new, took %d requests", blocks, n)
+	}
+}
+
+// Leased blocks of a server that is left out because it is slow are read: a load has counted on
+// them. If it does not answer, they are misses.
+func TestLeasedBlocksOfASlowServer(t *testing.T) {
+	ps := newPeers(t, 4, 1<<24)
+	x := newFixture(t, ps, func(c *remote.Config) {
+		c.Breaker = breaker.Options{Delay: time.Hour, MaxDelay: time.Hour}
+		c.Latency = breaker.LatencyOptions{Factor: 4, Least: 50 * time.Millisecond}
+	}, ps.members()...)
+	for i := range 40 {
+		x.put(i)
+	}
+	slow := ps.with(t, x.f, tiertest.Key(0))[0]
+	keys, states := tiertest.Keys(0), make([]tier.State, 1)
+	if n, err := x.Retain(t.Context(), keys); n != 1 || err != nil {
+		t.Fatalf("%d blocks are retained, %v", n, err)
+	}
+	defer x.Release(keys)
+	for range 10 {
+		for i := range 40 {
+			must(t, x.Lookup(t.Context(), tiertest.Keys(i), states))
+		}
+	}
+	ps[slow].delay.Store(int64(400 * time.Millisecond))
+	for end := time.Now().Add(testkit.Patience()); x.PeerStats().Servers[slow].State == "closed"; {
+		for i := range 40 {
+			must(t, x.Lookup(t.Context(), tiertest.Keys(i), states))
+		}
+		if time.Now().After(end) {
+			t.Fatalf("a slow server is used: %+v", x.PeerStats().Servers)
+		}
+	}
+	must(t, x.Get(t.Context(), keys[0], x.buf))
+	must(t, x.Lookup(t.Context(), keys, states))
+	if states[0] != tier.Absent {
+		t.Errorf("a block of a slow server is %v to those that have not leased it", states[0])
+	}
+	ps[slow].stop(t)
+	for range 2 {
+		if err := x.Get(t.Context(), keys[0], x.buf); !errors.Is(err, errdefs.ErrNotFound) {
+			t.Errorf("a leased block of a server that has stopped: %v", err)
+		}
+	}
+	if s := x.PeerStats().Servers[slow]; s.Failures == 0 || s.Refused == 0 {
+		t.Errorf("the server that has stopped: %+v", s)
 	}
 }

@@ -69,18 +69,52 @@ func (s *server) call(ctx context.Context, timeout time.Duration, request func(c
 	if err != nil {
 		return fmt.Errorf("%w: %s: %v", tier.ErrUnavailable, s.address, err) //nolint:errorlint // its class is tier.ErrUnavailable
 	}
+	return s.request(ctx, timeout, &permit, request)
+}
+
+// callLeased makes a request for leased blocks. Unlike call, it also makes it if the server is left
+// out because it is slow, until a request fails: the blocks would be errors of a load, not misses.
+func (s *server) callLeased(ctx context.Context, timeout time.Duration, request func(ctx context.Context) error) error {
+	permit, err := s.breaker.Allow()
+	switch {
+	case err == nil:
+		return s.request(ctx, timeout, &permit, request)
+	case s.slow(err):
+		return s.request(ctx, timeout, nil, request)
+	}
+	return fmt.Errorf("%w: %s: %v", tier.ErrUnavailable, s.address, err) //nolint:errorlint // its class is tier.ErrUnavailable
+}
+
+// slow reports whether a refusal of the breaker is of a server that is slow, and no request has
+// failed since.
+func (s *server) slow(refusal error) bool {
+	var slow *breaker.SlowError
+	if !errors.As(refusal, &slow) {
+		return false
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.last == nil || errors.As(s.last, &slow)
+}
+
+// request makes a request of call. Without a permit it is no probe, and does not change the
+// breaker.
+func (s *server) request(ctx context.Context, timeout time.Duration, permit *breaker.Permit, request func(ctx context.Context) error) error {
 	s.load.Begin()
 	start, took := time.Now(), time.Duration(0)
 	defer func() { s.load.End(took, start.Add(took)) }()
 	within, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	err = request(within)
+	err := request(within)
 	if end, _ := within.Deadline(); time.Since(end) > 0 {
 		s.overran(time.Since(end))
 	}
 	switch {
 	case err == nil || answered(err):
 		took = time.Since(start)
+		if permit == nil {
+			return err
+		}
 		slow := s.latency.Observe(took)
 		if slow != nil {
 			permit.Open(slow)
@@ -90,14 +124,18 @@ func (s *server) call(ctx context.Context, timeout time.Duration, request func(c
 		s.note(slow)
 		return err
 	case ctx.Err() != nil:
-		permit.Cancel()
+		if permit != nil {
+			permit.Cancel()
+		}
 		return context.Cause(ctx)
 	}
 	if s.failures.Add(1); within.Err() != nil {
 		s.timeouts.Add(1)
 		err = fmt.Errorf("no answer within %v: %w", timeout, err)
 	}
-	permit.Fail(err)
+	if permit != nil {
+		permit.Fail(err)
+	}
 	s.note(err)
 	class := tier.ErrUnavailable
 	if errors.Is(err, blockio.ErrRefused) {

@@ -132,14 +132,18 @@ func (t *Tier) get(ctx context.Context, key block.Key, dst mem.Extent, verify fu
 		return fmt.Errorf("read block %s: %w", key, err)
 	}
 	defer t.ops.EndOp()
-	servers, missed := t.sources(key)
+	servers, leased, missed := t.sources(key)
 	var errs []error
 	if len(servers.reads) == 0 {
 		t.failed(errNoServers)
 		errs = append(errs, fmt.Errorf("%w: %v", errdefs.ErrNotFound, errNoServers)) //nolint:errorlint // it is a miss
 	}
 	for _, s := range servers.reads {
-		err := s.call(ctx, t.c.Timeout, func(ctx context.Context) error {
+		call := s.call
+		if s == leased {
+			call = s.callLeased
+		}
+		err := call(ctx, t.c.Timeout, func(ctx context.Context) error {
 			return t.transfer(servers.number(ctx), s.client.Retrieve, key, dst)
 		})
 		if err == nil {
@@ -174,9 +178,9 @@ func (t *Tier) get(ctx context.Context, key block.Key, dst mem.Extent, verify fu
 	return fmt.Errorf("read block %s: %w", key, errors.Join(errs...))
 }
 
-// sources returns the route of a block to read. The first server is that of a pin. missed is a
-// server that should have the block and does not, or nil.
-func (t *Tier) sources(key block.Key) (r *route, missed *server) {
+// sources returns the route of a block to read. The first server is that of a pin, leased, or nil
+// without one. missed is a server that should have the block and does not, or nil.
+func (t *Tier) sources(key block.Key) (r *route, leased, missed *server) {
 	r = t.route(key)
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -188,9 +192,9 @@ func (t *Tier) sources(key block.Key) (r *route, missed *server) {
 				first = append(first, s)
 			}
 		}
-		r.reads, missed = first, l.missed
+		r.reads, leased, missed = first, l.s, l.missed
 	}
-	return r, missed
+	return r, leased, missed
 }
 
 // fill stores a block at a server that missed it. The block is at another server: errors of fill

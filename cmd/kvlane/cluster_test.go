@@ -269,7 +269,7 @@ func TestReplayWhileTheClusterChanges(t *testing.T) {
 	end := time.Now().Add(2 * testkit.Patience())
 	incomplete := func(what string, r replay.Report) bool {
 		t.Helper()
-		if other := blameless(&r, "latency of"); other != "" {
+		if other := blameless(&r); other != "" {
 			t.Errorf("%s: a block was not sent: %s", what, other)
 		}
 		if r.PrefixHits < whole.PrefixHits && time.Now().After(end) {
@@ -287,7 +287,7 @@ func TestReplayWhileTheClusterChanges(t *testing.T) {
 	lost := during("killed", func() { _ = servers[killed].Process.Kill() }) // Wait has the error
 	_ = servers[killed].Wait()                                              // it was killed
 	// The server does not send the blocks that a request had leased. Later requests find none there.
-	if other := blameless(&lost, most.Address, "latency of"); other != "" {
+	if other := blameless(&lost, most.Address); other != "" {
 		t.Errorf("a block of another server was not sent: %s", other)
 	}
 	if lost.PrefixHits >= whole.PrefixHits {
@@ -324,7 +324,7 @@ func TestReplayWhileTheClusterChanges(t *testing.T) {
 		time.Sleep(7 * time.Second) // the command has given up its first read
 		etcd.Start(t)
 	})
-	if cold.HitsByTier["remote"] == 0 || blameless(&cold, "latency of") != "" || !strings.Contains(strings.Join(cold.Notes, " "), "no block server is known") {
+	if cold.HitsByTier["remote"] == 0 || blameless(&cold) != "" || !strings.Contains(strings.Join(cold.Notes, " "), "no block server is known") {
 		t.Errorf("hits %v and errors %q after etcd came back, notes %q", cold.HitsByTier, cold.ErrorSamples, cold.Notes)
 	}
 	speed[1] = "20"

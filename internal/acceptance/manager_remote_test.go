@@ -27,7 +27,7 @@ func blockServer(t *testing.T) (addr string, stop func()) {
 	return addr, stop
 }
 
-// blockServerOf is blockServer. It returns also the server's blocks.
+// blockServerOf is blockServer, and also returns the host of the server's blocks.
 func blockServerOf(t *testing.T) (addr string, host *blockhost.Host, stop func()) {
 	t.Helper()
 	host, err := blockhost.New(blockhost.Options{CapacityBytes: 64 << 20})

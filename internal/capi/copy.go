@@ -176,8 +176,8 @@ type Copies struct {
 }
 
 // Copy starts copies. If after is not nil, they start after the work enqueued on this stream of the
-// program. The timeout limits the wait for space in the stream. If it is zero, the error of a full
-// stream has the status Busy at once.
+// program. The timeout limits the wait for space in the stream. If it is zero, Copy does not wait: a
+// full stream is an error with the status Busy.
 func (l *Library) Copy(h Handle, c *Copies, after *uint64, timeoutMillis int64) (Handle, error) {
 	s, err := find[*copier](&l.handles, h)
 	if err != nil {
@@ -218,9 +218,9 @@ func (l *Library) Copy(h Handle, c *Copies, after *uint64, timeoutMillis int64) 
 	return l.handles.add(&task{engine: s.engine, op: copied{ticket}}), nil
 }
 
-// submit submits a batch. Streams refuse a context that has ended, so that a timeout of zero becomes
-// a millisecond. On a busy machine it may pass before the stream looks for space: only ErrBusy
-// reports that there is none.
+// submit submits a batch. Streams refuse a context that has ended, so a timeout of zero becomes a
+// millisecond. If it passes before the stream has looked for space, the error is not ErrBusy, and
+// submit tries again with twice the time.
 func (c *copier) submit(l *Library, b *mem.Batch, timeoutMillis int64) (*stream.Ticket, error) {
 	ms := timeoutMillis
 	if ms == 0 {

@@ -60,7 +60,7 @@ type Options struct {
 	// Within bounds each request to etcd. Default DefaultWithin.
 	Within time.Duration
 
-	dial []grpc.DialOption // of tests
+	dial []grpc.DialOption // set by tests
 }
 
 // ParseURL returns options with the endpoints and the cluster of a URL
@@ -132,8 +132,8 @@ func newConnection(o Options) (*connection, error) {
 	return c, nil
 }
 
-// get returns the client. It blocks for at most Options.Within until ctx ends, and while another
-// caller opens the client.
+// get returns the client. The first call opens it, and ends with ctx or after Options.Within. Others
+// wait meanwhile.
 func (c *connection) get(ctx context.Context) (*clientv3.Client, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -265,7 +265,7 @@ func (r *Registration) watch(ctx context.Context, client *clientv3.Client, from 
 	for pause := firstPause; ; pause = min(2*pause, maxPause) {
 		for w := range client.Watch(ctx, r.key(), clientv3.WithRev(from)) {
 			if w.Err() != nil {
-				break // ctx ends the watch
+				break // the watch has ended
 			}
 			for _, e := range w.Events {
 				if e.Type == mvccpb.DELETE {

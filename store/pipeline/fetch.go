@@ -34,7 +34,7 @@ func (p *Pipeline) Fetch(ctx context.Context, key []block.Key, o FetchOptions) (
 	}
 	var fill tier.Fill
 	var errs []error
-	missed := errdefs.ErrNotFound // or the last tier's reason not to send a block that it had
+	missed := errdefs.ErrNotFound // or the error of the last tier that did not have the block
 	// A leased block that is not in the cache must be in the only other tier.
 	leased := o.Leased && len(p.Lower) == 1
 	for i, t := range p.Lower {

@@ -31,8 +31,8 @@ import (
 // DefaultQueue is the default length of the send queue and of the receive queue.
 const DefaultQueue = 128
 
-// maxSetup bounds the wait for the device and that for the blocks of a new endpoint, and so does half
-// of the time that its handshake has left. Without them it uses TCP.
+// maxSetup bounds each wait of a new endpoint: for its device, and for its blocks. Half of the time
+// that is left for the handshake is a bound too. After a wait without success the connection uses TCP.
 const maxSetup = time.Second
 
 // Options are the options of endpoints. All fields but Ready, Queue and Polling are required.

@@ -17,7 +17,7 @@ var fileMutants = []mutant{
 		"tier/log/write.go",
 		"	_, err := g.file.WriteAt(t.zeros[:], off) // in case the file cannot be truncated\n", "	var err error\n	_ = off\n",
 		"tier/log/write.go", "	return errors.Join(err, a.seal())\n", "	return err\n"),
-	defect("tier/log", "TestModel/interval/16_segments/seed=26",
+	defect("tier/log", "TestDefectTornBlockIsAHitForTheNextProcess",
 		"tier/log/open.go", "	case anyTorn:\n", "	case anyTorn && len(tail) == 0:\n"),
 	defect("tier/log", "TestDefectCheckpointCoversWhatIsNotDurable",
 		"tier/log/checkpoint.go", "	if err := t.syncAll(context.WithoutCancel(t.ctx)); err != nil {\n", "	if err := context.Cause(context.WithoutCancel(t.ctx)); err != nil {\n"),

@@ -210,6 +210,25 @@ func TestDefectTornGroupIsTakenForDurable(t *testing.T) {
 	}
 }
 
+// A process found a torn block and wrote no checkpoint. The headers of its groups stated that all
+// earlier bytes were durable, so the torn block was a hit for the next process.
+func TestDefectTornBlockIsAHitForTheNextProcess(t *testing.T) {
+	everySeed(t, log.FsyncInterval, func(d *disk, power faultfs.Survival) {
+		s := d.begin()
+		put(d.T, s.tr, d.f, keys(0, 4)...)
+		d.PowerFail(power)
+		s.die()
+		s = d.begin()
+		put(d.T, s.tr, d.f, tiertest.Key(4))
+		if err := log.Sync(s.tr); err != nil {
+			t.Error(err)
+		}
+		put(d.T, s.tr, d.f, tiertest.Key(5))
+		s.die()
+		d.check(map[block.Key]bool{tiertest.Key(4): true, tiertest.Key(5): true}, keys(0, 6))
+	})
+}
+
 // A block was moved while a checkpoint was written. The checkpoint covered the old position and did
 // not contain the new one, so the block was lost.
 func TestDefectCheckpointMissesWhatIsMovedMeanwhile(t *testing.T) {

@@ -118,8 +118,8 @@ func (q *qp) pushRecv(w *sendWQE) (failed bool) {
 	return failed
 }
 
-// flush completes the posted requests of both queues of q. No request has started. It reports
-// whether there were any requests. The caller holds q.run.mu.
+// flush completes the posted requests of both queues of q. No request may be in progress. flush
+// reports whether there were any requests. The caller holds q.run.mu.
 func (e *engine) flush(q *qp) bool {
 	r, flushed := &q.run, false
 	for tail := q.tail.Load(); r.retired < tail; r.retired++ {

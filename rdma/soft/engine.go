@@ -273,7 +273,8 @@ func (e *engine) begin(q *qp) bool {
 	r.mu.Lock()
 	if q.currentState() == rdma.QPSErr {
 		defer r.mu.Unlock()
-		return e.flush(q)
+		// The queue pair may have failed since the step was chosen. Wait for its transfers.
+		return len(r.inflight) == 0 && e.flush(q)
 	}
 	// The queue pair may have been reset meanwhile.
 	if q.currentState() != rdma.QPSRTS || r.halted || r.issued == q.tail.Load() {

@@ -119,6 +119,38 @@ func TestErrorFlushesWhatIsUnderWay(t *testing.T) {
 	idle(t, r.cq)
 }
 
+// TestErrorBeforeAStart checks a queue pair that enters the error state after the engine has decided
+// to start its next request. The requests must not be flushed while the mover has the first one.
+func TestErrorBeforeAStart(t *testing.T) {
+	m := newSlowMover(1)
+	r := newRig(t, soft.Options{Mover: m, Schedule: &soft.Schedule{Manual: true}}, rdma.ConnectOptions{})
+	first := r.write(0, 64, 4096, 8)
+	first.Flags = 0
+	post(t, r.qp, first, r.write(1, 128, 4096, 8))
+	if !r.p.Step() || len(m.blocked) != 1 {
+		t.Fatalf("%d transfers were started", len(m.blocked))
+	}
+	check(t, r.qp.Modify(rdma.QPAttr{State: rdma.QPSErr}))
+	var wcs [3]rdma.WC
+	if begun := r.p.Begin(t, r.qp); begun {
+		n, err := r.cq.Poll(wcs[:])
+		t.Errorf("%d requests completed while the bytes of the first were in progress: %v", n, err)
+	}
+	m.releaseAll()
+	for r.p.Step() {
+	}
+	n, err := r.cq.Poll(wcs[:])
+	check(t, err)
+	if n != 2 {
+		t.Fatalf("%d completions of 2 requests", n)
+	}
+	for i, wc := range wcs[:n] {
+		if wc.WRID != uint64(i) || wc.Status != rdma.WCWRFlushErr {
+			t.Errorf("completion %d: %+v", i, wc)
+		}
+	}
+}
+
 // TestReceivesFlushInOrder checks that a receive with a message in progress completes before later
 // ones, even if the queue pair fails meanwhile.
 func TestReceivesFlushInOrder(t *testing.T) {

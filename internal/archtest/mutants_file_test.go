@@ -67,7 +67,7 @@ var fileMutants = []mutant{
 	defect("tier/file", "TestDamagedPins",
 		"tier/file/repair.go", "			delete(set, b.key)\n", "			_ = b\n"),
 	defect("tier/internal/blockdir", "TestPinsOfADamagedList",
-		"tier/internal/blockdir/pins.go", "sum != fmt.Sprintf(\"%08x\", sumOfPin(k))", "sum == \"\""),
+		"tier/internal/blockdir/pins.go", "sum == fmt.Sprintf(\"%08x\", sumOfPin(k))", "sum != \"\""),
 	defect("tier/log", "TestPinsSurvive",
 		"tier/log/pins.go", "		err = t.syncBlocks(ctx, keys)\n", ""),
 	defect("tier/log", "TestPinnedBlocksAreMoved",

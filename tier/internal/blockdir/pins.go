@@ -1,6 +1,7 @@
 package blockdir
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -57,21 +58,19 @@ func (s PinSet) Encode() []byte {
 	return fmt.Appendf(nil, "%s %d\n%s", pinsTitle, len(s), strings.Join(lines, ""))
 }
 
-// ParsePins parses kvlane.pins. If it is damaged, ParsePins returns the intact entries and
-// ErrCorrupt.
+// ParsePins parses kvlane.pins. If the content is not what Encode wrote, ParsePins returns the
+// intact entries and ErrCorrupt.
 func ParsePins(b []byte) (PinSet, error) {
-	set, bad := make(PinSet), 0
-	title, rest, _ := strings.Cut(string(b), "\n")
+	set := make(PinSet)
+	_, rest, _ := strings.Cut(string(b), "\n")
 	for line := range strings.Lines(rest) {
 		key, sum, _ := strings.Cut(strings.TrimSuffix(line, "\n"), " ")
 		k, err := block.ParseKey(key)
-		if err != nil || sum != fmt.Sprintf("%08x", sumOfPin(k)) || len(set) == MaxPins {
-			bad++
-			continue
+		if err == nil && sum == fmt.Sprintf("%08x", sumOfPin(k)) && len(set) < MaxPins {
+			set[k] = true
 		}
-		set[k] = true
 	}
-	if want := fmt.Sprintf("%s %d", pinsTitle, len(set)); bad > 0 || title != want {
+	if !bytes.Equal(set.Encode(), b) {
 		return set, fmt.Errorf("%s: %d entries are intact, and others are damaged or missing: %w", PinsName, len(set), errdefs.ErrCorrupt)
 	}
 	return set, nil

@@ -165,6 +165,9 @@ func TestDefect6FailedSyncIsNotForgotten(t *testing.T) {
 	if err := tr.Kept(t.Context(), keys(1, 2), kept); err != nil || kept[0] {
 		t.Errorf("a block that may not be durable is kept: %v, %v", kept[0], err)
 	}
+	if err := tr.Pin(t.Context(), keys(1, 2)); !errors.Is(err, fault.ErrInjected) {
+		t.Errorf("a pin of a block that may not be durable: %v", err)
+	}
 	put(t, tr, d.f, tiertest.Key(1)) // the block is stored again
 	if st := tr.Stats(); st.Puts != 2 {
 		t.Errorf("%+v", st)

@@ -210,11 +210,10 @@ func (t *Tier) syncSegments(ctx context.Context, some func(g *segment) bool) err
 			continue
 		}
 		var err error
-		switch {
-		case t.cfg.Fsync == FsyncNever:
+		if t.cfg.Fsync == FsyncNever {
 			err = g.file.Sync()
-		case g.synced.Load() < g.end.Load() && g.broken.Load():
-			err = fmt.Errorf("an earlier sync of segment %s failed", segmentName(g.number))
+		} else if why := g.broken.Load(); why != nil && g.synced.Load() < g.end.Load() {
+			err = fmt.Errorf("an earlier sync of segment %s failed: %w", segmentName(g.number), *why)
 		}
 		if err = errors.Join(err, g.release()); err != nil {
 			return blockdir.WriteError(err)

@@ -34,15 +34,16 @@ type segment struct {
 	file   dirfs.File
 	refs   atomic.Int32 // one for the log and one for each reader
 
-	size    atomic.Int64 // length of the file, or the space reserved for it
-	holes   atomic.Int64 // bytes of size that use no disk space: see punch.go
-	limit   int64        // end of the space for appending
-	end     atomic.Int64 // end of the written groups that are in the index
-	synced  atomic.Int64 // end of the durable bytes
-	live    atomic.Int64 // bytes of the blocks that the index locates in this segment
-	blocks  atomic.Int64 // number of these blocks
-	ranks   atomic.Int64 // sum of the ranks of these blocks
-	broken  atomic.Bool  // a sync failed: bytes after synced may never become durable
+	size   atomic.Int64 // length of the file, or the space reserved for it
+	holes  atomic.Int64 // bytes of size that use no disk space: see punch.go
+	limit  int64        // end of the space for appending
+	end    atomic.Int64 // end of the written groups that are in the index
+	synced atomic.Int64 // end of the durable bytes
+	live   atomic.Int64 // bytes of the blocks that the index locates in this segment
+	blocks atomic.Int64 // number of these blocks
+	ranks  atomic.Int64 // sum of the ranks of these blocks
+	// broken is the error of a failed sync: bytes after synced may never become durable.
+	broken  atomic.Pointer[error]
 	removed atomic.Bool  // another program has removed the file
 	sealed  atomic.Bool  // no more appends
 	deletes atomic.Int64 // bytes of the headers with deletions, as far as they were written or read since opening
@@ -63,7 +64,7 @@ func (s *segment) release() error {
 
 // durable reports whether a block that ends at off is durable, or will be under the policy.
 func (s *segment) durable(off int64) bool {
-	return !s.broken.Load() || off <= s.synced.Load()
+	return s.broken.Load() == nil || off <= s.synced.Load()
 }
 
 // errRemoved is returned if another program has removed a file or the directory of the log.

@@ -93,9 +93,9 @@ func (t *Tier) syncAll(ctx context.Context) error {
 			continue
 		}
 		end := g.end.Load()
-		if g.synced.Load() < end && !g.broken.Load() {
+		if g.synced.Load() < end && g.broken.Load() == nil {
 			if err := g.file.Sync(); err != nil {
-				t.markBroken(g)
+				t.markBroken(g, err)
 				errs = append(errs, blockdir.WriteError(err))
 			} else {
 				g.synced.Store(end)
@@ -118,8 +118,8 @@ func (t *Tier) syncedTo() position {
 
 // markBroken records a failed sync of a segment. The operating system may then treat lost pages as
 // written, so the next Put of a block that is not durable yet writes it again.
-func (t *Tier) markBroken(g *segment) {
-	g.broken.Store(true)
+func (t *Tier) markBroken(g *segment, err error) {
+	g.broken.Store(&err)
 	for p := (position{uint64(g.number), g.synced.Load()}); ; {
 		was := t.broken.Load()
 		if was != nil && !p.before(*was) || t.broken.CompareAndSwap(was, &p) {

@@ -242,7 +242,7 @@ func (a *appender) appendAll(recs []*pending, mover bool) {
 func (a *appender) makeHead(recs []*pending, mover bool) error {
 	t := a.t
 	need := headerOf(t.formats, recs[:1]) + recs[0].bytes()
-	if a.head != nil && !a.head.broken.Load() && a.head.end.Load()+need <= a.head.limit {
+	if a.head != nil && a.head.broken.Load() == nil && a.head.end.Load()+need <= a.head.limit {
 		return nil
 	}
 	if err := a.seal(); err != nil {
@@ -400,7 +400,7 @@ func (a *appender) appendGroup(recs []*pending) error {
 	a.parts = parts[:0]
 	if err == nil && t.cfg.Fsync == FsyncAlways {
 		if err = g.file.Sync(); err != nil {
-			t.markBroken(g)
+			t.markBroken(g, err)
 		}
 	}
 	if err == nil {
@@ -441,7 +441,7 @@ func (a *appender) undo(off int64) error {
 	_, err := g.file.WriteAt(t.zeros[:], off) // in case the file cannot be truncated
 	if t.cfg.Fsync != FsyncNever {
 		if err = errors.Join(err, g.file.Sync()); err != nil {
-			t.markBroken(g)
+			t.markBroken(g, err)
 		}
 	}
 	return errors.Join(err, a.seal())

@@ -12,7 +12,7 @@ TIME ?= 60s
 SEED ?= 0
 RACE ?=
 
-# Which mutants run: all, or changed: those of files changed since main, and a quarter of the others.
+# Which mutants run: all, or changed: those of files changed since main, and an eighth of the others.
 MUTANTS ?= all
 
 # What has tests that need an RDMA device: all of a package's, or those of Verbs. And the virtual machine that has two.

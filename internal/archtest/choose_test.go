@@ -24,7 +24,7 @@ const (
 
 // restParts is the number of parts into which the mutants of unchanged files are divided. The
 // commit hash chooses the part that runs.
-const restParts = 4
+const restParts = 8
 
 // everyMutant returns all mutants.
 func everyMutant() []mutant {
@@ -116,7 +116,7 @@ func hash(text string) uint32 {
 }
 
 // TestMutantsChosen checks that the mutants of a changed file and those of a changed test are
-// chosen, that a commit chooses about a quarter of the others, and that all parts together contain
+// chosen, that a commit chooses about an eighth of the others, and that all parts together contain
 // every mutant.
 func TestMutantsChosen(t *testing.T) {
 	all := everyMutant()
@@ -140,7 +140,7 @@ func TestMutantsChosen(t *testing.T) {
 	parts, seen := make(map[int]int), 0
 	for commit := range 64 {
 		some, changed, part := choose(all, nil, nil, string(rune('a'+commit)))
-		if changed != 0 || len(some) < len(all)/8 || len(some) > len(all)/2 {
+		if changed != 0 || len(some) < len(all)/16 || len(some) > len(all)/4 {
 			t.Fatalf("without a change %d of %d mutants are chosen, %d of them of a changed file", len(some), len(all), changed)
 		}
 		if parts[part] == 0 {

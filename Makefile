@@ -63,7 +63,7 @@ python: wheel $(VERSITYGW) ## check the Python package: linters, tests on torch 
 # The environment with vLLM takes 3 GB below bin/.venv-vllm. KVLANE_KILLS says how often vLLM is killed.
 vllm: lib build ## run vLLM for CPUs with kvlane, in an environment created for it; needs Python 3.11, pip and binutils
 	tools/python-env vllm $(BIN)/.venv-vllm vllm
-	KVLANE_REQUIRE=vllm,$(KVLANE_REQUIRE) KVLANE_LIBRARY=$(CURDIR)/$(BIN)/lib/libkvlane.so KVLANE_BINARY=$(CURDIR)/$(BIN)/kvlane PYTHONPATH=$(CURDIR)/python/src timeout 3000 \
+	KVLANE_REQUIRE=vllm,$(KVLANE_REQUIRE) KVLANE_LIBRARY=$(CURDIR)/$(BIN)/lib/libkvlane.so KVLANE_BINARY=$(CURDIR)/$(BIN)/kvlane PYTHONPATH=$(CURDIR)/python/src timeout --foreground 3000 \
 	    $(BIN)/.venv-vllm/bin/python -m pytest -c python/pyproject.toml --rootdir python -p no:cacheprovider -q python/tests/in_vllm
 	tools/vllm-upstream $(BIN)
 
@@ -71,7 +71,7 @@ vllm: lib build ## run vLLM for CPUs with kvlane, in an environment created for 
 sglang: lib build ## run SGLang's cache classes with kvlane, in an environment created for it; needs Python 3.11, pip and binutils
 	tools/python-env sglang $(BIN)/.venv-sglang sglang.srt.mem_cache.unified_radix_cache
 	cd python/tests/in_sglang && KVLANE_REQUIRE=sglang,$(KVLANE_REQUIRE) KVLANE_LIBRARY=$(CURDIR)/$(BIN)/lib/libkvlane.so KVLANE_BINARY=$(CURDIR)/$(BIN)/kvlane PYTHONPATH=$(CURDIR)/python/src \
-	    timeout 3000 $(CURDIR)/$(BIN)/.venv-sglang/bin/python -W ignore -m pytest -c $(CURDIR)/python/pyproject.toml -p no:cacheprovider -q .
+	    timeout --foreground 3000 $(CURDIR)/$(BIN)/.venv-sglang/bin/python -W ignore -m pytest -c $(CURDIR)/python/pyproject.toml -p no:cacheprovider -q .
 
 # One release of Mooncake's transfer engine, 60 MB below bin/.mooncake.
 mooncake: ## run Mooncake's transfer engine against kvlane's side of its protocol; needs Python 3.10 to 3.13, pip and apt

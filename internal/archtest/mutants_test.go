@@ -1,14 +1,15 @@
 package archtest
 
 import (
-	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -19,12 +20,24 @@ import (
 type mutant struct {
 	pkg, test string   // directory and name of the test that must detect the defect
 	edits     []string // file, old text and new text of each change; the old text occurs once in the file
+	hangs     bool     // with the defect the test may wait forever
 }
 
-func defect(pkg, test string, edits ...string) mutant { return mutant{pkg, test, edits} }
+func defect(pkg, test string, edits ...string) mutant {
+	return mutant{pkg: pkg, test: test, edits: edits}
+}
 
-// mutantTime limits the build of a test with a mutant, and each run of it.
-const mutantTime = 2 * time.Minute
+// hang returns a defect with which the test may wait forever.
+func hang(pkg, test string, edits ...string) mutant {
+	return mutant{pkg: pkg, test: test, edits: edits, hangs: true}
+}
+
+// mutantTime limits each run of a test with a mutant. A test that takes longer is taken to wait
+// forever, which detects the defect. Builds have no limit.
+const mutantTime = time.Minute
+
+// hangTime replaces mutantTime for a defect with which the test may wait forever.
+const hangTime = 10 * time.Second
 
 // mutantTries is the maximum number of runs in which the test must detect the defect once. On a
 // busy machine a race may not occur in every run.
@@ -81,7 +94,68 @@ func TestMutants(t *testing.T) {
 	}
 }
 
+// report has the results of TestMutants to repeat at the end of the output.
+var report struct {
+	sync.Mutex
+	late, failed []string
+}
+
+// TestMutantsReport repeats the results of TestMutants that need attention. It is the last test of
+// make mutants, so that they are at the end of the output.
+func TestMutantsReport(t *testing.T) {
+	for _, m := range report.late {
+		t.Logf("found late: %s", m)
+	}
+	for _, m := range report.failed {
+		t.Errorf("not found: %s", m)
+	}
+}
+
 func (m *mutant) mustFail(t *testing.T) {
+	t.Helper()
+	result := "the test was not built"
+	defer func() {
+		report.Lock()
+		defer report.Unlock()
+		if t.Failed() {
+			report.failed = append(report.failed, fmt.Sprintf("%s, in %s: %s", t.Name(), m.edits[0], result))
+		} else if result != "" {
+			report.late = append(report.late, fmt.Sprintf("%s, in %s: %s", t.Name(), m.edits[0], result))
+		}
+	}()
+	binary := m.build(t)
+	most := mutantTime
+	if m.hangs {
+		most = hangTime
+	}
+	for try := range mutantTries {
+		out, err := run(t, filepath.Join(root, m.pkg), binary, "-test.run", "^"+m.test+"$", "-test.timeout", most.String())
+		var failed *exec.ExitError
+		switch {
+		case err == nil:
+			result = fmt.Sprintf("the test passes with the defect in, run %d", try+1)
+			t.Logf("%s:\n%s", result, out)
+			continue
+		case !m.hangs && strings.Contains(out, "panic: test timed out"):
+			result = fmt.Sprintf("the test takes more than %v; if it waits forever with the defect, declare it by hang", most)
+			t.Logf("found: %s:\n%s", result, out)
+		case !errors.As(err, &failed) || !strings.Contains(out, "--- FAIL: "+m.test) && !strings.Contains(out, "panic: "):
+			result = fmt.Sprintf("a test other than the expected one failed: %v", err)
+			t.Errorf("%s\n%s", result, out)
+		default:
+			if try == 0 {
+				result = ""
+			}
+			first, _, _ := strings.Cut(strings.TrimSpace(strings.TrimPrefix(out, "--- FAIL: "+m.test)), "\n    --- ")
+			t.Logf("found: %.300s", first)
+		}
+		return
+	}
+	t.Error("the test does not find the defect")
+}
+
+// build returns the test binary of the mutant's package, built with the mutant.
+func (m *mutant) build(t *testing.T) (binary string) {
 	t.Helper()
 	dir := t.TempDir()
 	overlay := map[string]map[string]string{"Replace": {}}
@@ -103,29 +177,12 @@ func (m *mutant) mustFail(t *testing.T) {
 	if out, err := run(t, root, "go", "test", "-c", "-vet=off", "-ldflags=-s -w", "-overlay", list, "-o", binary, "./"+m.pkg); err != nil {
 		t.Fatalf("the mutant does not compile: %v\n%s", err, out)
 	}
-	for try := range mutantTries {
-		out, err := run(t, filepath.Join(root, m.pkg), binary, "-test.run", "^"+m.test+"$", "-test.timeout", "60s")
-		var failed *exec.ExitError
-		switch {
-		case err == nil:
-			t.Logf("the test passes with the defect in, run %d:\n%s", try+1, out)
-			continue
-		case !errors.As(err, &failed) || !strings.Contains(out, "--- FAIL: "+m.test) && !strings.Contains(out, "panic: "):
-			t.Errorf("a test other than the expected one failed: %v\n%s", err, out)
-		default:
-			first, _, _ := strings.Cut(strings.TrimSpace(strings.TrimPrefix(out, "--- FAIL: "+m.test)), "\n    --- ")
-			t.Logf("found: %.300s", first)
-		}
-		return
-	}
-	t.Error("the test does not find the defect")
+	return binary
 }
 
 func run(t *testing.T, dir, name string, args ...string) (string, error) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), mutantTime)
-	defer cancel()
-	c := exec.CommandContext(ctx, name, args...)
+	c := exec.CommandContext(t.Context(), name, args...)
 	c.Dir = dir
 	c.Env = append(os.Environ(), testkit.PatienceEnv+"="+mutantPatience)
 	c.WaitDelay = time.Second

@@ -26,6 +26,7 @@ func (m *model) pinSome(n int) {
 	if m.pinRng == nil || m.pinRng.IntN(n) > 0 {
 		return
 	}
+	m.observe() // the last step may have evicted the block
 	k := m.pinRng.IntN(modelKeys)
 	keys := []block.Key{m.keys[k]}
 	if m.pinRng.IntN(3) == 0 {

@@ -11,8 +11,6 @@ import (
 	"os"
 	"runtime"
 	"strings"
-	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -234,57 +232,6 @@ func TestCallsEndAlsoIfTheirRequestIsNotRead(t *testing.T) {
 			t.Fatalf("call %d: %v after %v", i, err, took)
 		}
 	}
-}
-
-// TestRequestsAreWholeAfterAPause writes requests to a server that reads slowly. The request that
-// fills the socket is written in two parts.
-func TestRequestsAreWholeAfterAPause(t *testing.T) {
-	var calls atomic.Int64
-	v := echo.NewEchoService(echoFunc(func(_ context.Context, m *echo.EchoRequest) (*echo.EchoResponse, error) {
-		calls.Add(1)
-		return &echo.EchoResponse{Message: m.Message}, nil
-	}))
-	_, addr := serveOn(t, pausingListener{listen(t, "tcp", "127.0.0.1:0")}, rpc.ServerOptions{}, v)
-	client := newClient(t, addr, rpc.ClientOptions{})
-	var group sync.WaitGroup
-	for i := range 128 {
-		time.Sleep(time.Millisecond) // each is written by itself until the socket is full
-		group.Go(func() {
-			text := strings.Repeat(string(rune('a'+i%26)), 60<<10+i)
-			if answer, err := echoCall(t.Context(), client, text); err != nil || answer != text {
-				t.Errorf("call %d: %d bytes, %v", i, len(answer), err)
-			}
-		})
-	}
-	group.Wait()
-	if n := calls.Load(); n != 128 {
-		t.Errorf("%d calls instead of 128", n)
-	}
-}
-
-// pausingListener accepts connections that pause for 40 ms after every 512 KiB that they read.
-type pausingListener struct{ net.Listener }
-
-func (l pausingListener) Accept() (net.Conn, error) {
-	conn, err := l.Listener.Accept()
-	if tcp, ok := conn.(*net.TCPConn); ok {
-		err = tcp.SetReadBuffer(64 << 10) // so that not all requests fit into the sockets
-	}
-	return &pausingConn{Conn: conn}, err
-}
-
-type pausingConn struct {
-	net.Conn
-	read int
-}
-
-func (c *pausingConn) Read(b []byte) (int, error) {
-	n, err := c.Conn.Read(b)
-	if c.read += n; c.read > 512<<10 {
-		c.read = 0
-		time.Sleep(40 * time.Millisecond)
-	}
-	return n, err
 }
 
 // TestMemoryOfAClientThatDoesNotRead sends requests without reading responses. When too many bytes

@@ -123,3 +123,52 @@ func TestWriterWritesFramesTogether(t *testing.T) {
 		time.Sleep(600 * time.Millisecond) // longer than a write may stall
 	}
 }
+
+// The frame that fills the socket is written in two parts, by two goroutines. The peer gets each
+// byte once.
+func TestWriterFinishesAFrame(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = l.Close() }() // the test is over
+	near, err := net.Dial("tcp", l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = near.Close() }() // the test is over
+	far, err := l.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = far.Close() }() // the test is over
+	w, message := newWriter(near, time.Minute, 1<<30), make([]byte, soonBytes/2)
+	var sent int64
+	// write reports whether another goroutine goes on with the write.
+	write := func() bool {
+		o, err := newOutput(nil, frame.Message, &pb.Meta{CorrelationId: &sent}, message, nil)
+		if err == nil {
+			err = w.write(o)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		sent++
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		return w.busy
+	}
+	for !write() {
+	}
+	write() // the frame that must follow the one in two parts
+	in := frame.NewReader(far, frame.Limits{Body: 1 << 20, Meta: 1 << 10, Stall: time.Minute})
+	for want := range sent {
+		_, b, err := in.Next()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if m, err := decodeMeta(b); err != nil || m.GetCorrelationId() != want {
+			t.Fatalf("frame %d instead of %d, %v", m.GetCorrelationId(), want, err)
+		}
+	}
+}

@@ -29,7 +29,7 @@ var rpcStubsMutants = []mutant{
 		"rpc/writer.go", "		if w.out.Buffered() < flushBytes {\n", "		if w.out.Buffered() > 0 {\n"),
 	defect("rpc", "TestCallsEndAlsoIfTheirRequestIsNotRead",
 		"rpc/writer.go", "	case batch.bytes > soonBytes || w.transport != nil || !w.out.Vectored():\n		go w.complete(&batch)\n		return nil\n	default:\n", "	case true:\n		err = w.flush(&batch, nil)\n	default:\n"),
-	defect("rpc", "TestRequestsAreWholeAfterAPause",
+	defect("rpc", "TestWriterFinishesAFrame",
 		"rpc/writer.go", "			batch.begun = true\n", ""),
 	defect("rpc", "TestServerThatDoesNotRead",
 		"rpc/client_conn.go", "	if err := c.out.admit(ctx, o.bytes, true); err != nil {\n", "	if err := error(nil); err != nil {\n"),

@@ -13,8 +13,9 @@ import (
 )
 
 // unfencedPair returns a pair after a failed write. The proxy holds the bytes of that write and has
-// cut the link, so that its connection is unfenced. restore lets new connections through.
-func unfencedPair(t *testing.T, there, here *mem.Region) (p *pair, x *proxy, restore func()) {
+// cut the link, so that its connection is unfenced. restore lets new connections through. before is
+// called before the write fails.
+func unfencedPair(t *testing.T, there, here *mem.Region, before ...func(p *pair)) (p *pair, x *proxy, restore func()) {
 	t.Helper()
 	var b *Batch
 	testkit.Grow(t, time.Second, func(d time.Duration) error {
@@ -39,6 +40,9 @@ func unfencedPair(t *testing.T, there, here *mem.Region) (p *pair, x *proxy, res
 			}
 		}
 	})
+	for _, f := range before {
+		f(p)
+	}
 	x.set(func() { x.holdAfter, x.down = -1, true })
 	x.cut(func(l *link) bool { return !l.data }, false) // cut the control connection first, or the fence gets through
 	x.cut(func(*link) bool { return true }, false)
@@ -107,7 +111,13 @@ func TestDefectClosedEngineIsNotFenced(t *testing.T) {
 // notification.
 func TestDefectFailureOvertakesTheFence(t *testing.T) {
 	there, here := host(t, 1<<20), host(t, 1<<20)
-	p, x, restore := unfencedPair(t, there, here)
+	p, x, restore := unfencedPair(t, there, here, func(p *pair) {
+		for _, q := range p.initiator.allPeers() {
+			q.mu.Lock()
+			q.fencing = true // so that no goroutine fences but that of the notification
+			q.mu.Unlock()
+		}
+	})
 	reported := p.submit(t, SubmitOptions{Timeout: patience, Notify: []byte("failed")}, Task{Op: Write, Local: mem.Extent{Region: here}})
 	restore()
 	_, err := p.target.Receive(t.Context())

@@ -7,7 +7,7 @@ var remoteMutants = []mutant{
 	defect("tier/remote", "TestBreakerOfASilentServer",
 		"tier/remote/server.go", "	case err == nil || answered(err):\n", "	case err == nil || answered(err) || within.Err() != nil:\n"),
 	defect("tier/remote", "TestServersFailAndComeBack",
-		"tier/remote/server.go", "context.WithTimeout(ctx, timeout)", "context.WithTimeout(ctx, 300*timeout)"),
+		"tier/remote/server.go", "context.WithTimeout(ctx, timeout)", "context.WithTimeout(ctx, 100*timeout)"),
 	defect("tier/remote", "TestServersFailAndComeBack",
 		"tier/remote/tier.go", "	case errors.Is(err, tier.ErrUnavailable), errors.Is(err, errdefs.ErrBusy):\n", "	case errors.Is(err, errdefs.ErrBusy):\n"),
 	defect("internal/placement", "TestHomesFollowWeights",

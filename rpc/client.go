@@ -255,7 +255,7 @@ func (c *Client) takeSingle(ctx context.Context) (*clientConn, error) {
 			c.mu.Lock()
 			defer c.mu.Unlock()
 			d.conn, d.err, c.dialing = conn, err, nil
-			if err == nil && !conn.broken() {
+			if err == nil && conn.usable() {
 				c.single = conn
 			}
 			close(d.done)
@@ -327,7 +327,7 @@ func (c *Client) give(conn *clientConn, err error) {
 		return
 	}
 	c.mu.Lock()
-	if c.o.Connections == Pooled && err == nil && !c.closed && len(c.idle) < c.o.MaxIdle && !conn.broken() {
+	if c.o.Connections == Pooled && err == nil && !c.closed && len(c.idle) < c.o.MaxIdle && conn.usable() {
 		c.idle = append(c.idle, conn)
 		c.mu.Unlock()
 		return
@@ -338,9 +338,16 @@ func (c *Client) give(conn *clientConn, err error) {
 
 // forget removes a connection that has ended.
 func (c *Client) forget(conn *clientConn) {
+	c.retire(conn)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	delete(c.conns, conn)
+}
+
+// retire makes later calls use other connections.
+func (c *Client) retire(conn *clientConn) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	if c.single == conn {
 		c.single = nil
 	}

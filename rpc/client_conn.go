@@ -29,10 +29,15 @@ type clientConn struct {
 	introduced atomic.Bool // the request with the credential is queued
 	first      sync.Mutex  // held for the first request
 
-	mu      sync.Mutex
-	pending map[int64]*pendingCall // by correlation id
-	err     error
+	mu        sync.Mutex
+	pending   map[int64]*pendingCall // by correlation id
+	receiving bool                   // a response is received; its call is not pending
+	leaving   bool                   // the server shuts down: no more calls begin
+	err       error
 }
+
+// errLeaving is the error of calls that would begin on a connection that is leaving.
+var errLeaving = &Error{Code: LogOff, Text: "the server is shutting down"}
 
 // pendingCall is a call that waits for its response.
 type pendingCall struct {
@@ -51,10 +56,11 @@ func newClientConn(c *Client, conn net.Conn) *clientConn {
 	return &clientConn{c: c, conn: conn, out: out, streams: newStreamTable(out, c.o.MaxBodyBytes), pending: make(map[int64]*pendingCall)}
 }
 
-func (c *clientConn) broken() bool {
+// usable reports whether calls may begin on the connection.
+func (c *clientConn) usable() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.err != nil
+	return c.err == nil && !c.leaving
 }
 
 // close fails all calls of the connection with err.
@@ -100,7 +106,7 @@ func (c *clientConn) start(ctx context.Context, r *Request) (*pendingCall, error
 	if p.offered, err = c.offer(o, meta); err != nil {
 		return nil, err
 	}
-	if err := c.register(p); err != nil {
+	if err := c.register(p, true); err != nil {
 		return nil, c.settle(p, notSent(err))
 	}
 	if err := c.send(ctx, meta, &r.message, o.attachment); err != nil {
@@ -130,12 +136,15 @@ func setRequest(ctx context.Context, m *metaMemory, o *callOptions) {
 	}
 }
 
-// register adds a pending call.
-func (c *clientConn) register(p *pendingCall) error {
+// register adds a pending call, or a fence. No calls are added while the connection is leaving.
+func (c *clientConn) register(p *pendingCall, call bool) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.err != nil {
+	switch {
+	case c.err != nil:
 		return c.err
+	case c.leaving && call:
+		return errLeaving
 	}
 	c.pending[p.id] = p
 	return nil
@@ -150,6 +159,45 @@ func (c *clientConn) withdraw(p *pendingCall) {
 	if !waits {
 		<-p.done
 		p.release()
+	}
+	c.closeUnused()
+}
+
+// claim removes and returns the pending call of a response, or nil if it has ended. The connection
+// is leaving after a response of a server that shuts down. Without ReportExecuted the response may
+// be that of a handler.
+func (c *clientConn) claim(meta *pb.Meta) *pendingCall {
+	id := meta.GetCorrelationId()
+	c.mu.Lock()
+	p := c.pending[id]
+	delete(c.pending, id)
+	leaving := Code(meta.GetResponse().GetErrorCode()) == LogOff && !reportsExecuted(meta) &&
+		(id == noticeID || p != nil && reportsExecuted(&p.request.meta))
+	c.leaving = c.leaving || leaving
+	c.receiving = true
+	c.mu.Unlock()
+	if leaving {
+		c.c.retire(c)
+	}
+	return p
+}
+
+// received ends the reception of a response.
+func (c *clientConn) received() {
+	c.mu.Lock()
+	c.receiving = false
+	c.mu.Unlock()
+	c.closeUnused()
+}
+
+// closeUnused closes a connection that is leaving, unless calls or streams are in progress. The
+// server waits for this.
+func (c *clientConn) closeUnused() {
+	c.mu.Lock()
+	unused := c.leaving && !c.receiving && len(c.pending) == 0
+	c.mu.Unlock()
+	if unused && !c.streams.used() {
+		c.close(errLeaving)
 	}
 }
 
@@ -245,10 +293,8 @@ func (c *clientConn) read() error {
 
 // response delivers a response to its call, or drops it if the call has ended.
 func (c *clientConn) response(in frameSource, meta *pb.Meta, _ int64) error {
-	c.mu.Lock()
-	p := c.pending[meta.GetCorrelationId()]
-	delete(c.pending, meta.GetCorrelationId())
-	c.mu.Unlock()
+	p := c.claim(meta)
+	defer c.received()
 	if p == nil {
 		return in.Skip()
 	}
@@ -303,10 +349,8 @@ func (c *clientConn) respondInStream(data *chain.Chain) error {
 		data.Release()
 		return fmt.Errorf("decode the meta of a response: %w: %w", errdefs.ErrInvalid, err)
 	}
-	c.mu.Lock()
-	p := c.pending[meta.GetCorrelationId()]
-	delete(c.pending, meta.GetCorrelationId())
-	c.mu.Unlock()
+	p := c.claim(meta)
+	defer c.received()
 	if p == nil { // the call has ended
 		data.Release()
 		return nil

@@ -31,7 +31,10 @@ func ReceiveAttachment(c *chain.Chain) CallOption {
 	return func(o *callOptions) { o.gotAttachment = c }
 }
 
-// ReportExecuted asks the server for Response.Executed, by a user field.
+// ReportExecuted asks the server for Response.Executed, by a user field. A server of this package
+// then also notifies the client of its shutdown. After that, or after a response with LogOff that
+// is not Executed, no call begins on the connection. Later calls make a new one. Calls that have
+// chosen the old one fail with LogOff and ErrNotSent.
 func ReportExecuted() CallOption {
 	return func(o *callOptions) { o.reportExecuted = true }
 }

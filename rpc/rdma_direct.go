@@ -173,7 +173,7 @@ func (c *clientConn) fence(t *rdmaTransport, id int64) {
 	p := &pendingCall{id: c.c.lastID.Add(1), done: make(chan struct{}, 1)}
 	meta := &pb.Meta{CorrelationId: &p.id}
 	meta.ProtoReflect().SetUnknown((&placement.Message{Cancel: id}).Append(nil))
-	if c.register(p) == nil {
+	if c.register(p, false) == nil {
 		if c.send(c.c.ctx, meta, new(payload), nil) == nil {
 			select {
 			case <-p.done:

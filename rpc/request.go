@@ -10,6 +10,7 @@ import (
 
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/rpc/chain"
+	"github.com/kvlane/kvlane/rpc/internal/pb"
 )
 
 // ErrNotSent is returned for a call that failed before its request was written to a connection, so
@@ -19,6 +20,13 @@ var ErrNotSent = errors.New("the request was not sent")
 // executedField is the user field of a request that asks for Executed, and of a response that reports
 // it.
 const executedField = "kvlane-executed"
+
+// reportsExecuted reports whether a request has ReportExecuted, or whether a response is that of a
+// handler.
+func reportsExecuted(meta *pb.Meta) bool {
+	_, ok := meta.GetUserFields()[executedField]
+	return ok
+}
 
 // notSent adds ErrNotSent to an error.
 func notSent(err error) error {
@@ -123,10 +131,7 @@ func (a Response) Err() error {
 // Executed reports whether a handler has returned the error LogOff, LimitReached or Overcrowded.
 // Servers also refuse calls with these codes, before they run a handler. Only servers of this
 // package tell the two apart, for requests with ReportExecuted.
-func (a Response) Executed() bool {
-	_, ok := a.p.meta.GetUserFields()[executedField]
-	return ok
-}
+func (a Response) Executed() bool { return reportsExecuted(a.p.meta) }
 
 // Decode decodes the response into out, and stores the attachment and fields that the options of
 // the request name. It returns Err, or BadResponse for a response that does not decode. It releases

@@ -181,7 +181,7 @@ func (s *Server) accept(conn net.Conn) {
 	if s.o.TLS != nil {
 		conn = tls.Server(conn, s.o.TLS)
 	}
-	c := &serverConn{s: s, conn: conn, out: newWriter(conn, s.o.Stall, s.o.MaxUnsentBytes)}
+	c := &serverConn{s: s, conn: conn, out: newWriter(conn, s.o.Stall, s.o.MaxUnsentBytes), ended: make(chan struct{})}
 	c.changed = sync.NewCond(&c.mu)
 	c.streams = newStreamTable(c.out, s.o.MaxBodyBytes)
 	c.streams.active = c.touch
@@ -224,9 +224,11 @@ func (s *Server) Stats() ServerStats {
 }
 
 // Shutdown stops gracefully: it accepts no connections, answers new requests with LogOff, waits for
-// the calls in progress and their responses, and closes all connections. If ctx ends first, it
-// closes them at once and returns an error with the cause and the handlers that still run. Close
-// waits for these. It returns ErrClosed after Close.
+// the calls in progress and their responses, and closes all connections. Clients that send requests
+// with ReportExecuted, as package cluster does, are notified. They have up to a second to close
+// their connections, so that no request is lost. If ctx ends first, Shutdown closes all connections
+// at once and returns an error with the cause and the handlers that still run. Close waits for
+// these. It returns ErrClosed after Close.
 func (s *Server) Shutdown(ctx context.Context) error {
 	checkContext(ctx)
 	s.mu.Lock()
@@ -240,11 +242,17 @@ func (s *Server) Shutdown(ctx context.Context) error {
 		conns = append(conns, c)
 	}
 	s.mu.Unlock()
+	for _, c := range conns {
+		c.notify()
+	}
 	var err error
 	for _, c := range conns {
 		if err = c.drain(ctx); err != nil {
 			break
 		}
+	}
+	if err == nil {
+		waitNotified(ctx, conns)
 	}
 	s.closeAll()
 	ended := make(chan struct{})
@@ -282,10 +290,10 @@ func (s *Server) running() string {
 
 // stop closes the listeners and refuses requests from now on. The caller holds mu.
 func (s *Server) stop() {
-	s.stopping.Store(true)
 	for l := range s.listeners {
 		_ = l.Close() // Serve returns
 	}
+	s.stopping.Store(true) // after that, so that clients with a LogOff cannot connect again
 }
 
 // Close closes all connections, cancels the calls in progress and waits for their handlers. Later

@@ -104,7 +104,10 @@ func (q *request) handle() (*Call, proto.Message, error) {
 		return nil, nil, q.failed
 	}
 	if s.stopping.Load() {
-		return nil, nil, Errorf(LogOff, "Server is stopping")
+		if reportsExecuted(q.meta) {
+			q.c.markNotified()
+		}
+		return nil, nil, Errorf(LogOff, stoppingText)
 	}
 	if _, ok := s.calls.enter(); !ok {
 		return nil, nil, Errorf(LimitReached, "Reached server's max_concurrency=%d", s.o.MaxConcurrency)

@@ -39,6 +39,9 @@ type serverConn struct {
 	accesses map[int64]*access // by correlation id
 	calls    int               // calls whose response is not written yet
 	changed  *sync.Cond        // calls decreased
+	asks     bool              // a request had ReportExecuted
+	notified bool              // the client is sent a LogOff, and will close the connection
+	ended    chan struct{}     // closed after the last response
 }
 
 // run reads requests until the connection ends, and then cancels the calls. Their responses are
@@ -63,6 +66,7 @@ func (c *serverConn) run() {
 		t.close(err)
 	}
 	c.s.slots.Release(c.slot)
+	close(c.ended)
 	c.s.mu.Lock()
 	delete(c.s.conns, c)
 	c.s.mu.Unlock()
@@ -113,6 +117,11 @@ func (c *serverConn) request(in frameSource, meta *pb.Meta, metaBytes int64) err
 		a.cancel()
 		c.s.group.Go(func() { c.answerFence(meta.GetCorrelationId(), a.message.Cancel) })
 		return in.Skip()
+	}
+	if reportsExecuted(meta) {
+		c.mu.Lock()
+		c.asks = true
+		c.mu.Unlock()
 	}
 	c.slot.Busy()
 	c.s.requests.Add(1)

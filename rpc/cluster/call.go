@@ -78,7 +78,7 @@ func judge(o *outcome, idempotent bool) verdict {
 	switch code := rpc.CodeOf(o.err); {
 	case o.answered && o.response.Executed():
 		return verdict{health: healthy}
-	case o.answered && code == rpc.LogOff:
+	case (o.answered || unsent) && code == rpc.LogOff:
 		return verdict{retry: true, free: true, health: gone}
 	case o.answered && (code == rpc.LimitReached || code == rpc.Overcrowded):
 		return verdict{retry: true, health: failing, overloaded: true}

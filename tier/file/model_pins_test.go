@@ -31,7 +31,7 @@ func (m *model) pinOne(i, k int) {
 			b.pin = eitherPin
 		default:
 			m.must(err)
-			b.pin = unpinned
+			b.pin, b.mayRevert = unpinned, false
 		}
 		return
 	}
@@ -54,7 +54,7 @@ func (m *model) pinOne(i, k int) {
 		l.misses++
 	case errors.Is(err, file.ErrPinLimit) && (exceeds || !sure):
 	case err == nil && b.state != absent && (!exceeds || !sure):
-		b.pin = pinned
+		b.pin, b.mayRevert = pinned, false
 		b.promised = b.state == whole
 	default:
 		m.Fatalf("block %d is %+v, %d blocks are pinned, and pin returned %v", k, *b, n, err)
@@ -96,6 +96,7 @@ func (m *model) observePins() {
 		if b.pin != is && b.pin != eitherPin {
 			m.Fatalf("block %d is %+v, and its pin is %d", k, *b, is)
 		}
+		b.mayRevert = b.mayRevert || b.pin == eitherPin
 		b.pin = is
 	}
 }

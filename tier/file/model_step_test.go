@@ -205,6 +205,11 @@ func (m *model) powerFails() {
 	for i := range m.lives {
 		m.counts(i)
 	}
+	for k := range m.blocks {
+		if b := &m.blocks[k]; b.mayRevert {
+			b.pin = eitherPin
+		}
+	}
 	m.observePins()
 	found := m.states()
 	m.log("the power fails, seed %d; left are %v", seed, found)

@@ -94,7 +94,9 @@ type modelBlock struct {
 	tried    bool // a process tried to store it
 	promised bool // a Put with FsyncFile stored it, and no process has removed it since
 	pin      pinState
-	unsynced bool // the disk has, or may get back, a torn file of the block
+	// mayRevert: a power failure may undo the last change of the pin, which crashed or failed.
+	mayRevert bool
+	unsynced  bool // the disk has, or may get back, a torn file of the block
 }
 
 // life is a process from its start to its end, with its expected counters.

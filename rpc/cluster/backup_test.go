@@ -43,7 +43,7 @@ func TestBackupRequest(t *testing.T) {
 	waitFor(t, func() bool { return statsOf(c, list[0]).InFlight == 0 })
 	s := c.Stats()
 	if slow := statsOf(c, list[0]); s.Backups < 3 || s.BackupWins != 3 || s.Retries != 0 || !slow.Ejected || slow.Failures != 3 ||
-		!strings.Contains(slow.Why.Error(), "before a backup request") || list[0].runs.Load() < 3 {
+		!strings.Contains(slow.Why.Error(), "before a backup request") {
 		t.Errorf("%+v", s)
 	}
 }

@@ -214,8 +214,11 @@ const dropPatience = time.Second
 // dropPin removes the pin of a damaged block. If that fails the pin stays, and holds for the block
 // when it is stored again.
 func (t *Tier) dropPin(d *dir, key block.Key) {
-	t.notePins(d)
-	if !d.pins.Has(key) {
+	// d.pins lacks a new pin while the key is locked.
+	if set, err := blockdir.ReadPins(d); !set[key] {
+		if err != nil {
+			t.count.errors.Add(1)
+		}
 		return
 	}
 	ctx, cancel := context.WithTimeout(t.ctx, dropPatience)

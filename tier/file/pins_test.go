@@ -3,6 +3,7 @@ package file_test
 import (
 	"context"
 	"errors"
+	"maps"
 	"os"
 	"path/filepath"
 	"strings"
@@ -102,6 +103,29 @@ func TestPinsOfAnotherProcess(t *testing.T) {
 	}
 	if r, err := second.Remove(t.Context(), pinned); err != nil || len(r.Keys) != 2 || r.Left != nil {
 		t.Errorf("remove unpinned blocks: %+v, %v", r, err)
+	}
+}
+
+// A process that finds a pinned block damaged removes the pin, also one that another process has
+// just made.
+func TestPinOfAnotherProcessAndDamage(t *testing.T) {
+	c := config(t)
+	f := c.Formats[0]
+	first, second := open(t, c), open(t, c)
+	put(t, first, f, keys(0, 2)...)
+	if err := second.Pin(t.Context(), keys(0, 2)); err != nil {
+		t.Fatal(err)
+	}
+	flip(t, find(t, c.Dirs, tiertest.Key(0)), f.Layout.ShardOff(1))
+	if err := get(t, first, f, tiertest.Key(0)); !errors.Is(err, errdefs.ErrCorrupt) {
+		t.Error(err)
+	}
+	b, err := os.ReadFile(filepath.Join(c.Dirs[0], blockdir.PinsName))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if set, err := blockdir.ParsePins(b); err != nil || !maps.Equal(set, blockdir.PinSet{tiertest.Key(1): true}) {
+		t.Errorf("%v, %v", set, err)
 	}
 }
 

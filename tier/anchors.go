@@ -21,32 +21,25 @@ type Placed interface {
 	SetAnchors(a *Anchors)
 }
 
-// Anchors records the anchors of blocks by their keys.
-type Anchors = Runs[block.Key]
-
-// NewAnchors returns an empty Anchors for up to most blocks.
-func NewAnchors(most int) *Anchors { return NewRuns[block.Key](most) }
-
-// Runs records the anchors of recently used blocks, up to a fixed number. K is the type of the
-// blocks' keys or names; its zero value is no block. The methods are safe for concurrent use. A nil
-// Runs has no blocks.
-type Runs[K comparable] struct {
+// Anchors records the anchors of recently used blocks, up to a fixed number. The methods are safe
+// for concurrent use. A nil Anchors has no blocks.
+type Anchors struct {
 	mu          sync.Mutex
 	most        int
-	recent, old map[K]inRun[K] // old has the blocks before the last most/2 changes
+	recent, old map[block.Key]inRun // old has the blocks before the last most/2 changes
 }
 
 // inRun is the place of a block in its run. If only the anchor is known, index is -1 and part is
 // zero.
-type inRun[K comparable] struct {
-	anchor K
-	part   K // the first block of its part
+type inRun struct {
+	anchor block.Key
+	part   block.Key // the first block of its part
 	index  int
 }
 
 // next returns the place of the block key, which follows r.
-func (r inRun[K]) next(key K) inRun[K] {
-	n := inRun[K]{r.anchor, r.part, (r.index + 1) % RunBlocks}
+func (r inRun) next(key block.Key) inRun {
+	n := inRun{r.anchor, r.part, (r.index + 1) % RunBlocks}
 	if n.index == 0 {
 		n.anchor = key
 	}
@@ -56,27 +49,27 @@ func (r inRun[K]) next(key K) inRun[K] {
 	return n
 }
 
-// NewRuns returns an empty Runs for up to most blocks.
-func NewRuns[K comparable](most int) *Runs[K] {
-	return &Runs[K]{most: most, recent: make(map[K]inRun[K])}
+// NewAnchors returns an empty Anchors for up to most blocks.
+func NewAnchors(most int) *Anchors {
+	return &Anchors{most: most, recent: make(map[block.Key]inRun)}
 }
 
 // Of returns the anchor of a block, and false if it is not recorded.
-func (a *Runs[K]) Of(key K) (K, bool) {
+func (a *Anchors) Of(key block.Key) (block.Key, bool) {
 	r, ok := a.get(key)
 	return r.anchor, ok
 }
 
 // Part returns the anchor of a block and the first block of its part, and false if they are not
 // recorded.
-func (a *Runs[K]) Part(key K) (anchor, part K, ok bool) {
+func (a *Anchors) Part(key block.Key) (anchor, part block.Key, ok bool) {
 	r, ok := a.get(key)
 	return r.anchor, r.part, ok && r.index >= 0
 }
 
-func (a *Runs[K]) get(key K) (inRun[K], bool) {
+func (a *Anchors) get(key block.Key) (inRun, bool) {
 	if a == nil {
-		return inRun[K]{}, false
+		return inRun{}, false
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -85,18 +78,17 @@ func (a *Runs[K]) get(key K) (inRun[K], bool) {
 
 // Prompt records the runs of a prompt. keys are its blocks from the first. If the first is recorded
 // as another block of a run, or by Set, Prompt is Follow.
-func (a *Runs[K]) Prompt(keys []K) {
+func (a *Anchors) Prompt(keys []block.Key) {
 	if a == nil || len(keys) == 0 {
 		return
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if r, ok := a.find(keys[0]); ok && r.index != 0 {
-		var none K
-		a.follow(none, keys)
+		a.follow(block.Key{}, keys)
 		return
 	}
-	last := inRun[K]{index: RunBlocks - 1}
+	last := inRun{index: RunBlocks - 1}
 	for _, key := range keys {
 		last = last.next(key)
 		a.set(key, last)
@@ -106,7 +98,7 @@ func (a *Runs[K]) Prompt(keys []K) {
 // Follow records the runs of consecutive blocks. before is the block before the first, or zero if
 // the first block is the start of a prompt or already recorded. Recorded blocks keep their anchors.
 // Blocks whose previous block is not recorded are not recorded.
-func (a *Runs[K]) Follow(before K, keys []K) {
+func (a *Anchors) Follow(before block.Key, keys []block.Key) {
 	if a == nil {
 		return
 	}
@@ -116,10 +108,9 @@ func (a *Runs[K]) Follow(before K, keys []K) {
 }
 
 // follow implements Follow. The caller holds mu.
-func (a *Runs[K]) follow(before K, keys []K) {
-	var none K
-	last, known := inRun[K]{index: RunBlocks - 1}, true
-	if before != none {
+func (a *Anchors) follow(before block.Key, keys []block.Key) {
+	last, known := inRun{index: RunBlocks - 1}, true
+	if before != (block.Key{}) {
 		last, known = a.find(before)
 		known = known && last.index >= 0
 	}
@@ -137,7 +128,7 @@ func (a *Runs[K]) follow(before K, keys []K) {
 
 // Set records the anchor of each of keys. Blocks that follow them get no anchor from Follow, unless
 // they start a run that is recorded.
-func (a *Runs[K]) Set(keys, anchors []K) {
+func (a *Anchors) Set(keys, anchors []block.Key) {
 	if a == nil {
 		return
 	}
@@ -146,14 +137,14 @@ func (a *Runs[K]) Set(keys, anchors []K) {
 	for i, key := range keys {
 		r, ok := a.find(key)
 		if !ok || r.anchor != anchors[i] {
-			r = inRun[K]{anchor: anchors[i], index: -1}
+			r = inRun{anchor: anchors[i], index: -1}
 		}
 		a.set(key, r)
 	}
 }
 
 // find returns the place of a block. The caller holds mu.
-func (a *Runs[K]) find(key K) (inRun[K], bool) {
+func (a *Anchors) find(key block.Key) (inRun, bool) {
 	if r, ok := a.recent[key]; ok {
 		return r, true
 	}
@@ -162,9 +153,9 @@ func (a *Runs[K]) find(key K) (inRun[K], bool) {
 }
 
 // set records the place of a block. The caller holds mu.
-func (a *Runs[K]) set(key K, r inRun[K]) {
+func (a *Anchors) set(key block.Key, r inRun) {
 	if len(a.recent) >= a.most/2 {
-		a.old, a.recent = a.recent, make(map[K]inRun[K])
+		a.old, a.recent = a.recent, make(map[block.Key]inRun)
 	}
 	a.recent[key] = r
 }

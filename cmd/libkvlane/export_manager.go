@@ -169,25 +169,15 @@ func kvlGoJobSize(job C.kvl_job, blocks, evicted *C.size_t, why **C.char) C.int3
 }
 
 //export kvlGoJobAnchors
-func kvlGoJobAnchors(job C.kvl_job, groups *C.uint32_t, hashes *C.uint8_t, hashBytes, n C.size_t, why **C.char) C.int32_t {
+func kvlGoJobAnchors(job C.kvl_job, anchors *C.uint8_t, n C.size_t, why **C.char) C.int32_t {
 	return call(why, func() error {
-		g, h, err := namesOut(groups, hashes, hashBytes, n)
-		if err != nil {
-			return err
+		var a args
+		k := keysOf(&a, anchors, n)
+		if a.err() != nil {
+			return a.err()
 		}
-		return library.JobAnchors(capi.Handle(job), g, h, int(hashBytes))
+		return library.JobAnchors(capi.Handle(job), k)
 	})
-}
-
-// namesOut returns memory for the names of n blocks.
-func namesOut(groups *C.uint32_t, hashes *C.uint8_t, hashBytes, n C.size_t) ([]uint32, []byte, error) {
-	var a args
-	if hashBytes > maxElements || n > 0 && hashBytes > maxElements/n {
-		a.bad("%d hashes of %d bytes are too many", n, hashBytes)
-		return nil, nil, a.err()
-	}
-	g, h := array[uint32](&a, "groups", unsafe.Pointer(groups), n), array[byte](&a, "hashes", unsafe.Pointer(hashes), n*hashBytes)
-	return g, h, a.err()
 }
 
 //export kvlGoJobDirect
@@ -209,9 +199,14 @@ func kvlGoJobDirect(job C.kvl_job, direct *C.uint8_t, why **C.char) C.int32_t {
 //export kvlGoJobEvicted
 func kvlGoJobEvicted(job C.kvl_job, groups *C.uint32_t, hashes *C.uint8_t, hashBytes, n C.size_t, why **C.char) C.int32_t {
 	return call(why, func() error {
-		g, h, err := namesOut(groups, hashes, hashBytes, n)
-		if err != nil {
-			return err
+		var a args
+		if hashBytes > maxElements || n > 0 && hashBytes > maxElements/n {
+			a.bad("%d hashes of %d bytes are too many", n, hashBytes)
+			return a.err()
+		}
+		g, h := array[uint32](&a, "groups", unsafe.Pointer(groups), n), array[byte](&a, "hashes", unsafe.Pointer(hashes), n*hashBytes)
+		if a.err() != nil {
+			return a.err()
 		}
 		return library.JobEvicted(capi.Handle(job), g, h, int(hashBytes))
 	})

@@ -305,9 +305,7 @@ kvl_status kvl_job_loaded(kvl_job job, double seconds, double wait) { CALL(kvlGo
 
 kvl_status kvl_job_size(kvl_job job, size_t *blocks, size_t *evicted) { CALL(kvlGoJobSize, job, blocks, evicted); }
 
-kvl_status kvl_job_anchors(kvl_job job, uint32_t *groups, uint8_t *hashes, size_t hash_bytes, size_t n) {
-  CALL(kvlGoJobAnchors, job, groups, hashes, hash_bytes, n);
-}
+kvl_status kvl_job_anchors(kvl_job job, uint8_t *anchors, size_t n) { CALL(kvlGoJobAnchors, job, anchors, n); }
 
 kvl_status kvl_job_direct(kvl_job job, uint8_t *direct) { CALL(kvlGoJobDirect, job, direct); }
 

@@ -395,10 +395,11 @@ kvl_status kvl_job_size(kvl_job job, size_t *blocks, size_t *evicted);
 kvl_status kvl_job_evicted(kvl_job job, uint32_t *groups, uint8_t *hashes, size_t hash_bytes, size_t n);
 
 /*
- * kvl_job_anchors writes the names of the anchors of the job's n blocks: see kvl_set_anchors. Workers call kvl_set_anchors with
- * their keys before they drop, load or dump. KVL_NOT_FOUND: no tier needs anchors.
+ * kvl_job_anchors writes the anchors of the job's n blocks, n * KVL_KEY_BYTES. They are the same for the workers of all ranks.
+ * Workers call kvl_set_anchors with their own keys and these anchors before they drop, load or dump. KVL_NOT_FOUND: no tier
+ * needs anchors.
  */
-kvl_status kvl_job_anchors(kvl_job job, uint32_t *groups, uint8_t *hashes, size_t hash_bytes, size_t n);
+kvl_status kvl_job_anchors(kvl_job job, uint8_t *anchors, size_t n);
 
 /*
  * kvl_job_loaded reports the times of a job that loads, before kvl_job_end. seconds: the duration of the slowest worker's load

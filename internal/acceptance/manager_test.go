@@ -61,7 +61,7 @@ func (w *worker) refs(blocks []kvlane.Block) []kvlane.Ref {
 func (w *worker) prepare(t *testing.T, j *kvlane.Job) {
 	t.Helper()
 	if j.Anchors != nil {
-		if err := w.e.SetAnchors(w.keys(j.Blocks), w.keys(j.Anchors)); err != nil {
+		if err := w.e.SetAnchors(w.keys(j.Blocks), j.Anchors); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -81,7 +81,7 @@ var remoteMutants = []mutant{
 	defect("tier", "TestAnchorsOfRuns",
 		"tier/anchors.go", "n.index%PartBlocks == 0", "n.index == 0"),
 	defect("internal/acceptance", "TestManagerOverBlockServers",
-		"store/manager/job.go", "	j.Anchors = m.anchors(j.Blocks)\n", ""),
+		"store/manager/job.go", "	j.Anchors = m.anchors(keys)\n", ""),
 	defect("internal/acceptance", "TestManagerOverBlockServers",
 		"store/manager/lookup.go", "		m.placed[rank].Set(keys, anchors)\n", "		_ = anchors\n"),
 	defect("tier", "TestAnchorsOfRuns",

@@ -219,16 +219,12 @@ func (l *Library) JobEvicted(h Handle, groups []uint32, hashes []byte, hashBytes
 	if err != nil {
 		return err
 	}
-	return writeNames(j.Evicted, "evicted blocks", groups, hashes, hashBytes)
-}
-
-func writeNames(blocks []kvlane.Block, what string, groups []uint32, hashes []byte, hashBytes int) error {
-	if len(groups) != len(blocks) || len(hashes) != hashBytes*len(groups) {
-		return invalid("space for %d %s with %d bytes of hashes, the job has %d", len(groups), what, len(hashes), len(blocks))
+	if len(groups) != len(j.Evicted) || len(hashes) != hashBytes*len(groups) {
+		return invalid("space for %d evicted blocks with %d bytes of hashes, the job has %d", len(groups), len(hashes), len(j.Evicted))
 	}
-	for i, b := range blocks {
+	for i, b := range j.Evicted {
 		if len(b.Hash) != hashBytes {
-			return invalid("a hash of the %s has %d bytes, not %d", what, len(b.Hash), hashBytes)
+			return invalid("a hash of the evicted blocks has %d bytes, not %d", len(b.Hash), hashBytes)
 		}
 		groups[i] = uint32(b.Group)
 		copy(hashes[i*hashBytes:], b.Hash)
@@ -251,7 +247,7 @@ func (l *Library) ManagerSetAnchors(h Handle, n, anchors *Names) error {
 
 // JobAnchors writes the anchor of each block of a job. If no tier needs anchors, it returns
 // ErrNotFound.
-func (l *Library) JobAnchors(h Handle, groups []uint32, hashes []byte, hashBytes int) error {
+func (l *Library) JobAnchors(h Handle, anchors []kvlane.Key) error {
 	j, err := find[*job](&l.handles, h)
 	if err != nil {
 		return err
@@ -259,7 +255,11 @@ func (l *Library) JobAnchors(h Handle, groups []uint32, hashes []byte, hashBytes
 	if j.Anchors == nil && len(j.Blocks) > 0 {
 		return fmt.Errorf("no tier needs the anchors of job %d: %w", h, errdefs.ErrNotFound)
 	}
-	return writeNames(j.Anchors, "anchors", groups, hashes, hashBytes)
+	if len(anchors) != len(j.Anchors) {
+		return invalid("space for %d anchors, the job has %d", len(anchors), len(j.Anchors))
+	}
+	copy(anchors, j.Anchors)
+	return nil
 }
 
 // JobSize returns the number of blocks of a job and the number of blocks that workers must drop

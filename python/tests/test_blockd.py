@@ -125,7 +125,7 @@ def test_manager_over_block_servers(start: Start) -> None:
 
     def prepare(store: kvlane.Store, job: kvlane.Job) -> kvlane.Keys:
         assert job.anchors is not None
-        store.set_anchors(keys(store, job.blocks), keys(store, job.anchors))
+        store.set_anchors(keys(store, job.blocks), job.anchors)
         return keys(store, job.blocks)
 
     c = config(store=servers)

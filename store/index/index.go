@@ -126,7 +126,7 @@ func (x *Index) Use(before block.Key, keys []block.Key) {
 	x.used(before, keys)
 }
 
-// SetAnchors records the anchors of blocks for tiers that are tier.Placed: see tier.Runs.Set. It
+// SetAnchors records the anchors of blocks for tiers that are tier.Placed: see tier.Anchors.Set. It
 // returns ErrInvalid if the lists have different lengths.
 func (x *Index) SetAnchors(keys, anchors []block.Key) error {
 	if len(keys) != len(anchors) {

@@ -16,9 +16,10 @@ import (
 type Job struct {
 	// Blocks are loaded or stored by the workers, in the order of the call.
 	Blocks []Block
-	// Anchors are the anchors of Blocks, which the workers record before they access their blocks
-	// (kvlane.Engine.SetAnchors). It is nil unless a tier places blocks by anchors (tier.Placed).
-	Anchors []Block
+	// Anchors are the anchors of Blocks, the same for the workers of all ranks: keys of rank 0. Each
+	// worker sets them for its keys before it accesses the blocks (kvlane.Engine.SetAnchors). It is
+	// nil unless a tier places blocks by anchors (tier.Placed).
+	Anchors []block.Key
 	// Evicted are blocks that the workers drop from their pools before they start.
 	Evicted []Block
 	// Direct makes the workers load blocks that are not in their pools directly from files
@@ -143,12 +144,11 @@ func (m *Manager) Store(blocks []Block, before ...Block) (*Job, error) {
 		return nil, fmt.Errorf("store %d blocks: the block before them: %w", len(blocks), err)
 	}
 	var last block.Key
-	var previous Block
 	if n := len(earlier); n > 0 {
-		last, previous = earlier[n-1], before[n-1]
+		last = earlier[n-1]
 	}
 	m.note(last, keys)
-	m.runs.Follow(previous, blocks)
+	m.runs.Follow(last, keys)
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	j := &Job{m: m}
@@ -170,7 +170,11 @@ func (m *Manager) Store(blocks []Block, before ...Block) (*Job, error) {
 
 // begin passes the recorded evicted blocks to the job. The caller holds mu.
 func (m *Manager) begin(j *Job) {
-	j.Anchors = m.anchors(j.Blocks)
+	keys := make([]block.Key, len(j.blocks))
+	for i := range j.blocks {
+		keys[i] = j.blocks[i].key
+	}
+	j.Anchors = m.anchors(keys)
 	j.Evicted, m.evicted = m.evicted, nil
 	m.live++
 }

@@ -43,7 +43,7 @@ func (m *Manager) Lookup(ctx context.Context, blocks []Block) ([]State, error) {
 		return states, nil
 	}
 	m.note(block.Key{}, keys)
-	m.runs.Follow(Block{}, blocks)
+	m.runs.Follow(block.Key{}, keys)
 	found, err := m.below(ctx, below)
 	for k, i := range at {
 		states[i] = found[k]
@@ -58,24 +58,25 @@ func (m *Manager) SetAnchors(blocks, anchors []Block) error {
 	if len(blocks) != len(anchors) {
 		return fmt.Errorf("set %d anchors of %d blocks: %w", len(anchors), len(blocks), errdefs.ErrInvalid)
 	}
-	for _, b := range [][]Block{blocks, anchors} {
-		if _, err := m.keys(0, b); err != nil {
-			return fmt.Errorf("set anchors of %d blocks: %w", len(blocks), err)
-		}
+	keys, err := m.keys(0, blocks)
+	of, aerr := m.keys(0, anchors)
+	if err := errors.Join(err, aerr); err != nil {
+		return fmt.Errorf("set anchors of %d blocks: %w", len(blocks), err)
 	}
-	m.runs.Set(blocks, anchors)
+	m.runs.Set(keys, of)
 	return nil
 }
 
-// anchors returns the anchor of each block, or the block itself if its anchor is not recorded. It
+// anchors returns the anchor of each block, or its key if its anchor is not recorded. keys and
+// anchors are of rank 0. All ranks use them, so that one place has the blocks of all ranks. It
 // returns nil if no tier is tier.Placed.
-func (m *Manager) anchors(blocks []Block) []Block {
+func (m *Manager) anchors(keys []block.Key) []block.Key {
 	if m.runs == nil {
 		return nil
 	}
-	out := slices.Clone(blocks)
-	for i, b := range blocks {
-		if anchor, ok := m.runs.Of(b); ok {
+	out := slices.Clone(keys)
+	for i, key := range keys {
+		if anchor, ok := m.runs.Of(key); ok {
 			out[i] = anchor
 		} else {
 			m.unanchored.Add(1)
@@ -129,14 +130,19 @@ func (m *Manager) below(ctx context.Context, blocks []Block) ([]State, error) {
 
 // ask reports for each rank and block whether tier i below the pool has the block.
 func (m *Manager) ask(ctx context.Context, i int, blocks []Block) ([][]bool, error) {
+	first, err := m.keys(0, blocks)
+	if err != nil {
+		return nil, err
+	}
+	anchors := m.anchors(first)
 	found := make([][]bool, len(m.ranks))
 	states := make([]tier.State, len(blocks))
 	for rank, r := range m.ranks {
 		keys, err := m.keys(rank, blocks)
 		if err == nil {
-			err = m.place(rank, keys, blocks)
-		}
-		if err == nil {
+			if anchors != nil {
+				m.placed[rank].Set(keys, anchors)
+			}
 			err = r.Below[i].Lookup(ctx, keys, states)
 		}
 		if err != nil {
@@ -147,16 +153,4 @@ func (m *Manager) ask(ctx context.Context, i int, blocks []Block) ([][]bool, err
 		}
 	}
 	return found, nil
-}
-
-// place records the anchors of blocks for the tiers of a rank. keys are the rank's keys of blocks.
-func (m *Manager) place(rank int, keys []block.Key, blocks []Block) error {
-	if m.runs == nil {
-		return nil
-	}
-	anchors, err := m.keys(rank, m.anchors(blocks))
-	if err == nil {
-		m.placed[rank].Set(keys, anchors)
-	}
-	return err
 }

@@ -97,10 +97,10 @@ type Manager struct {
 	always     bool // Config.AdmitAlways
 	direct     bool // Config.Direct
 	admission  admission.Model
-	tiers      []*below          // below the pools
-	order      *tier.Order       // of rank 0's keys, for the pool
-	runs       *tier.Runs[Block] // nil if no tier is tier.Placed
-	placed     []*tier.Anchors   // of each rank's keys, for its tiers
+	tiers      []*below        // below the pools
+	order      *tier.Order     // of rank 0's keys, for the pool
+	runs       *tier.Anchors   // of rank 0's keys, for all ranks; nil if no tier is tier.Placed
+	placed     []*tier.Anchors // of each rank's keys, for its tiers
 	unanchored atomic.Int64
 
 	mu      sync.Mutex
@@ -142,7 +142,7 @@ func Open(c Config) (*Manager, error) {
 	for _, t := range c.Ranks[0].Below {
 		m.tiers = append(m.tiers, newBelow(t, c.FilesMax, c.Clock))
 		if _, ok := t.(tier.Placed); ok {
-			m.runs = tier.NewRuns[Block](tier.OrderKeys)
+			m.runs = tier.NewAnchors(tier.OrderKeys)
 		}
 	}
 	for _, r := range c.Ranks {

@@ -243,7 +243,7 @@ static void manage(void) {
   kvl_job job, none;
   uint32_t groups[2] = {0, 0}, gone_groups[2];
   uint8_t hashes[2][KVL_HASH_BYTES] = {{1}, {2}}, states[2], chosen[2], failed[2] = {0, 1}, gone[2][KVL_HASH_BYTES];
-  uint8_t dropped[KVL_KEY_BYTES], direct = 9;
+  uint8_t dropped[KVL_KEY_BYTES], anchors[2][KVL_KEY_BYTES], direct = 9;
   kvl_event events[2];
   size_t n, evicted, stay = 9, length = sizeof config;
   kvl_blocks blocks = {groups, hashes[0], KVL_HASH_BYTES, 2};
@@ -264,7 +264,7 @@ static void manage(void) {
   EXPECT(KVL_BUSY, kvl_manager_load(m, &blocks, &none));
   EXPECT(KVL_OK, kvl_job_direct(job, &direct));
   CHECK(direct == 0);
-  EXPECT(KVL_NOT_FOUND, kvl_job_anchors(job, gone_groups, gone[0], KVL_HASH_BYTES, 2)); /* no tier "remote" */
+  EXPECT(KVL_NOT_FOUND, kvl_job_anchors(job, anchors[0], 2)); /* no tier "remote" */
   EXPECT(KVL_OK, kvl_job_loaded(job, 0.5, 1));
   EXPECT(KVL_INVALID, kvl_job_loaded(job, -1, 0));
   EXPECT(KVL_INVALID, kvl_job_end(job, failed, 3));

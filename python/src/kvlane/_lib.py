@@ -130,7 +130,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "manager_stats": (_handle, _bytes, c.POINTER(_n)),
     "job_size": (_handle, c.POINTER(_n), c.POINTER(_n)),
     "job_direct": (_handle, _bytes),
-    "job_anchors": (_handle, _bytes, _bytes, _n, _n),
+    "job_anchors": (_handle, _bytes, _n),
     "job_evicted": (_handle, _bytes, _bytes, _n, _n),
     "job_loaded": (_handle, c.c_double, c.c_double),
     "job_end": (_handle, _bytes, _n),

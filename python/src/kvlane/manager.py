@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import _config, _lib, errors
 from .errors import Status
+from .keys import Keys
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -54,8 +55,8 @@ class Job(_lib.Owned):
     """A load or store of `blocks` by all workers.
 
     Before the job, each worker drops the blocks `evicted` from memory (Store.drop). It runs a load
-    with promote=not `direct`. If `anchors` is not None, each worker first sets the anchors of its
-    keys (Store.set_anchors).
+    with promote=not `direct`. If `anchors` is not None, each worker first sets them for its keys of
+    `blocks` (Store.set_anchors). They are the same for the workers of all ranks.
     """
 
     def __init__(self, handle: int, blocks: Sequence[Block], size: int) -> None:
@@ -66,22 +67,28 @@ class Job(_lib.Owned):
         direct = bytearray(1)
         lib.call("job_direct", handle, _lib.address(direct, "")[0])
         self.direct = bool(direct[0])
-        self.evicted = self._read("job_evicted", size, gone.value) or []
-        self.anchors = self._read("job_anchors", size, n.value)
+        self.evicted = self._read_evicted(size, gone.value)
+        self.anchors = self._read_anchors(n.value)
 
-    def _read(self, what: str, size: int, n: int) -> list[Block] | None:
-        """Return n names of blocks that a function writes, or None if it has none."""
+    def _read_evicted(self, size: int, n: int) -> list[Block]:
+        if not n:
+            return []
+        groups, hashes = array.array("I", bytes(4 * n)), bytearray(size * n)
+        _lib.library().call("job_evicted", self._handle, _lib.address(groups, "")[0], _lib.address(hashes, "")[0], size, n)
+        raw = bytes(hashes)
+        return [Block(raw[i * size : (i + 1) * size], g) for i, g in enumerate(groups)]
+
+    def _read_anchors(self, n: int) -> Keys | None:
         if not n:
             return None
         lib = _lib.library()
-        groups, hashes = array.array("I", bytes(4 * n)), bytearray(size * n)
-        status = lib.status(what, self._handle, _lib.address(groups, "")[0], _lib.address(hashes, "")[0], size, n)
+        raw = bytearray(n * _lib.KEY_BYTES)
+        status = lib.status("job_anchors", self._handle, _lib.address(raw, "")[0], n)
         if status == Status.NOT_FOUND:
             return None
         if status != Status.OK:
             raise lib.error(status)
-        raw = bytes(hashes)
-        return [Block(raw[i * size : (i + 1) * size], g) for i, g in enumerate(groups)]
+        return Keys(raw)
 
     def loaded(self, seconds: float, wait: float = 0) -> None:
         """Report the times of a job that loads, before its end.

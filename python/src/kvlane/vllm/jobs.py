@@ -17,9 +17,9 @@ class Blocks(LoadStoreSpec):
     A block's name is a hash followed by the number of its page group: 4 bytes, most significant
     first. layerwise: the job runs layer by layer during the step. before: the name of the block
     that precedes the first in its prompt, for a store that starts within a prompt. direct: the
-    blocks of files that a load reads do not enter the workers' memory. anchors: the names of the
-    blocks' anchors, if block servers store the blocks (see Store.set_anchors). keys: vLLM's keys of
-    the blocks, for events, if they differ from the names.
+    blocks of files that a load reads do not enter the workers' memory. anchors: Job.anchors, if
+    block servers store the blocks. keys: vLLM's keys of the blocks, for events, if they differ from
+    the names.
     """
 
     names: list[bytes]

@@ -235,7 +235,7 @@ class Scheduler(OffloadingManager):
         self._changed()
         evicted = _named(job.evicted) if job else []
         self._removed(evicted)
-        anchors = _named(job.anchors) if job and job.anchors else None
+        anchors = list(job.anchors) if job and job.anchors else None
         direct = job is not None and job.direct
         return Blocks(names, self._drop(evicted), direct=direct, anchors=anchors, keys=self._vllm_keys(keys))
 
@@ -291,7 +291,7 @@ class Scheduler(OffloadingManager):
         before = self._before(_in_order(taken, req_context), req_context)
         anchors = None
         if job.anchors:
-            of = dict(zip(_named(job.blocks), _named(job.anchors), strict=True))
+            of = dict(zip(_named(job.blocks), job.anchors, strict=True))
             anchors = [of[n] for n in names]
         blocks = Blocks(names, self._drop(evicted), before=before, anchors=anchors, keys=self._vllm_keys(taken))
         return PrepareStoreOutput(taken, blocks, [])

@@ -149,8 +149,7 @@ class Worker(OffloadingWorker):
             ordered = [h + g.to_bytes(GROUP_BYTES, "big") for g, hashes in by_group(job.names).items() for h in hashes]
             self.recorder.note(keys, ordered, [of[n] for n in ordered])
         if job.anchors:
-            of = {a: self._keys([a]).raw for a in set(job.anchors)}
-            self.store.set_anchors(keys, Keys(b"".join(of[a] for a in job.anchors)))
+            self.store.set_anchors(keys, Keys(job.anchors))
         job.begun = time.monotonic()
         stream = self._stream()
         if not job.load:

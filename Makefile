@@ -18,6 +18,7 @@ MUTANTS ?= all
 # What has tests that need an RDMA device: all of a package's, or those of Verbs. And the virtual machine that has two.
 VERBS := ./internal/sys/ibverbs ./rdma/ibv
 ATOP  := ./stream/nic ./internal/acceptance
+PEERS := ./transfer ./rpc ./blockio/gateway
 RXE   := $(CURDIR)/$(BIN)/.rxe
 LOSSY := /(LocalKeys|RemoteKeys|PeerForbids|TooLongForReceive|Reset)$$
 MANY  := ^TestVerbsCarryThousandsOfRequests$$
@@ -28,7 +29,8 @@ S3        := KVLANE_REQUIRE=versitygw,moto KVLANE_VERSITYGW=$(CURDIR)/$(VERSITYG
 # The servers of the tests of membership.
 ETCD  := $(CURDIR)/$(BIN)/.etcd
 ETCDS := KVLANE_REQUIRE=etcd-3.4,etcd-3.6 KVLANE_ETCD34=$(ETCD)/etcd-3.4 KVLANE_ETCD36=$(ETCD)/etcd-3.6
-GUEST := KVLANE_REQUIRE=verbs,nfs,root $(GO) test -count 1 -p 1 -timeout 20m -exec
+# Two machines at a time. Each has two processors, and waits much.
+GUEST := KVLANE_REQUIRE=verbs,nfs,root $(GO) test -count 1 -p 2 -timeout 20m -exec
 
 # What is shipped needs no C compiler, but for the C library, whose compiler `make lib` fetches. The race detector needs one.
 export CGO_ENABLED = 0
@@ -117,23 +119,17 @@ short: ## run the tests without the slowest
 # themselves crosses the cable twice then. The longest batches are left out, as most of the time would pass in waiting for what
 # was lost; and calibration and what posts 1 MiB at a time, since soft-RoCE gives such a message up after a few losses; at 1% it once
 # gave up a batch of small ones too, so that the longer tests lose 0.5%. The longest replay runs then only.
-# The last step is NFS: files that two hosts share.
+# The last two steps have a second user and a cut link, and NFS: files that two hosts share.
 verbs: ## run the tests of RDMA, files on NFS, a second user and a cut link in a virtual machine with soft-RoCE, built from Debian packages
 	tools/rxe/build $(RXE)
 	KVLANE_REQUIRE=verbs-headers C_INCLUDE_PATH=$(RXE)/root/usr/include $(GO) test -count 1 -run Header ./internal/sys/ibverbs
 	$(GUEST) $(CURDIR)/tools/rxe/run $(VERBS)
 	$(GUEST) '$(CURDIR)/tools/rxe/run -l 2%' -skip '$(LOSSY)' $(filter-out ./internal/%,$(VERBS))
-	$(GUEST) $(CURDIR)/tools/rxe/run -run Verbs -skip '$(MANY)' $(ATOP)
+	$(GUEST) $(CURDIR)/tools/rxe/run -run Verbs -skip '$(MANY)' ./cmd/kvlane $(ATOP) $(PEERS) ./bench/nicchannel
 	$(GUEST) '$(CURDIR)/tools/rxe/run -l 0.5%' -run Verbs -skip '$(LONG)' $(ATOP)
-	$(GUEST) $(CURDIR)/tools/rxe/run -run Verbs ./bench/nicchannel ./blockio/gateway ./rpc
-	$(GUEST) '$(CURDIR)/tools/rxe/run -l 2%' -run Verbs ./blockio/gateway ./rpc
+	$(GUEST) '$(CURDIR)/tools/rxe/run -l 2% -t 600' -run Verbs -skip '^TestVerbs(BenchTransfer|RPC)$$' ./cmd/kvlane $(PEERS)
+	$(GUEST) $(CURDIR)/tools/rxe/run -run '^TestLinkIsCut$$|ASecondUser|AnotherNamespace' ./share ./transfer
 	$(GUEST) '$(CURDIR)/tools/rxe/run -n' -run NFS ./tier/file
-	$(GUEST) $(CURDIR)/tools/rxe/run -run 'ASecondUser|AnotherNamespace' ./share
-	$(GUEST) $(CURDIR)/tools/rxe/run -run Verbs ./transfer
-	$(GUEST) '$(CURDIR)/tools/rxe/run -l 2%' -run Verbs ./transfer
-	$(GUEST) $(CURDIR)/tools/rxe/run -run '^TestLinkIsCut$$' ./transfer
-	$(GUEST) $(CURDIR)/tools/rxe/run -run 'Verbs(BenchTransfer|Replay|StoppedBlockd|RPC)' ./cmd/kvlane
-	$(GUEST) '$(CURDIR)/tools/rxe/run -l 2% -t 600' -run 'Verbs(Replay|StoppedBlockd)' ./cmd/kvlane
 
 # Each mutant is built as an overlay: nothing of the tree is changed.
 mutants: ## apply each named defect to the source and check that its test fails

@@ -94,6 +94,7 @@ func kvlGoOpen(config *C.char, engine *C.kvl_engine, why **C.char) C.int32_t {
 	return call(why, func() error {
 		var a args
 		need(&a, "config", config)
+		useEnvironment()
 		return give(&a, "engine", engine, func() (capi.Handle, error) { return library.Open([]byte(C.GoString(config))) })
 	})
 }
@@ -105,6 +106,7 @@ func kvlGoReadConfig(config *C.char, buffer *C.char, bytes *C.size_t, why **C.ch
 		if need(&a, "config", config); a.err() != nil {
 			return a.err()
 		}
+		useEnvironment()
 		return text(buffer, bytes, func() ([]byte, error) { return capi.ReadConfig([]byte(C.GoString(config))) })
 	})
 }

@@ -31,6 +31,7 @@ func kvlGoOpenManager(config *C.char, manager *C.kvl_manager, why **C.char) C.in
 	return call(why, func() error {
 		var a args
 		need(&a, "config", config)
+		useEnvironment()
 		return give(&a, "manager", manager, func() (capi.Handle, error) { return library.OpenManager([]byte(C.GoString(config))) })
 	})
 }

@@ -80,7 +80,8 @@ const char *kvl_status_name(kvl_status status);
 /*
  * kvl_open opens a device and its store. `config` is a JSON object in UTF-8, described in docs/library.md. It returns
  * KVL_INVALID for unknown and duplicate keys, and for text that is not UTF-8. The error lists all problems, but a value of a
- * wrong type can hide others.
+ * wrong type can hide others. kvl_open, kvl_open_manager and kvl_read_config read the environment, which no thread may change
+ * meanwhile.
  */
 kvl_status kvl_open(const char *config, kvl_engine *engine);
 

@@ -41,13 +41,9 @@ def endpoint(tmp_path: Path) -> Iterator[str]:
 
 
 def run(name: str, endpoint: str, secret: str) -> None:
-    """Calls a function below in a process with credentials. The library reads the environment when
-    it is loaded."""
-    env = {
-        **os.environ, "AWS_ACCESS_KEY_ID": "kvlane", "AWS_SECRET_ACCESS_KEY": secret,
-        "AWS_CONFIG_FILE": os.devnull, "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
-    }  # fmt: skip
-    subprocess.run([sys.executable, __file__, name, endpoint], env=env, check=True, timeout=600)
+    """Calls a function below in a process of its own. It gets its credentials after it has loaded
+    the library."""
+    subprocess.run([sys.executable, __file__, name, endpoint, secret], check=True, timeout=600)
 
 
 def test_blocks_outlive_a_store(endpoint: str) -> None:
@@ -86,4 +82,9 @@ def refused(endpoint: str) -> None:
 
 
 if __name__ == "__main__":
+    kvlane.Store(config()).close()
+    os.environ |= {
+        "AWS_ACCESS_KEY_ID": "kvlane", "AWS_SECRET_ACCESS_KEY": sys.argv[3],
+        "AWS_CONFIG_FILE": os.devnull, "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
+    }  # fmt: skip
     {"share": share, "refused": refused}[sys.argv[1]](sys.argv[2])

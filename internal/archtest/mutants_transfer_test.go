@@ -96,7 +96,7 @@ var transferMutants = []mutant{
 		"transfer/remote.go", "	if err := r.open(); err != nil {\n		return 0, ", "	if err := ctx.Err(); err != nil {\n		return 0, "),
 	defect("transfer", "TestDefectClosingEngineCutsItsAnswer",
 		"transfer/serve.go", "		c.stopReading()\n", "		c.end()\n"),
-	defect("transfer", "TestDefectRegisterWaitsWithoutEnd",
+	hang("transfer", "TestDefectRegisterWaitsWithoutEnd",
 		"transfer/segment.go", "	if err := s.lockChange(ctx); err != nil {\n		return 0, err\n", "	if err := s.lockChange(s.e.ctx); err != nil {\n		return 0, err\n"),
 	defect("gdr", "TestDefectDeviceForTransfers",
 		"gdr/nics.go", "rail.Options{Devices: n.source, ", "rail.Options{Devices: registry.NewDevices(n.provider), ",

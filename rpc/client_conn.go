@@ -31,7 +31,7 @@ type clientConn struct {
 
 	mu        sync.Mutex
 	pending   map[int64]*pendingCall // by correlation id
-	receiving bool                   // a response is received; its call is not pending
+	receiving bool                   // a response is being received; its call is no longer pending
 	leaving   bool                   // the server shuts down: no more calls begin
 	err       error
 }

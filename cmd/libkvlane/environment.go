@@ -9,9 +9,9 @@ import (
 	"unsafe"
 )
 
-// useEnvironment takes the environment of the C library, which has the program's changes, as those
-// of os.environ in Python. Go has read the memory where the environment was when the process began.
-// Programs that set their title, as vLLM does, overwrite it.
+// useEnvironment copies C's environment, which has the changes by setenv and os.environ, into Go's.
+// Go's own is read from the memory of the process's arguments when the library is loaded. A program
+// that sets its title, such as vLLM, overwrites that memory.
 func useEnvironment() {
 	now := make(map[string]string)
 	for at := C.environ; at != nil && *at != nil; at = (**C.char)(unsafe.Add(unsafe.Pointer(at), unsafe.Sizeof(*at))) {
